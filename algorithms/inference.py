@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from algorithms.losses import Outputs, units
-from algorithms.prototypes import Clusters, Guide, Targets, nearest_prototype
+from algorithms.prototypes import Clusters, Guide, Targets
 
 
 def by_prototype(outputs: Outputs, guide: Guide) -> Tensor:
@@ -31,3 +32,14 @@ def _nearest_cluster(features: Tensor, clusters: Clusters) -> Tensor:
         raise ValueError("no class has a prototype")
     products = features @ units(clusters.rows).T  # cosines times the sample's norm; argmax is the same
     return clusters.labels[products.argmax(dim=1)]
+
+
+def nearest_prototype(features: Tensor, targets: Targets) -> Tensor:
+    """Return argmin_k ‖z_b − C̄^k‖₂ over the classes present, int64 (B,); the lower class on a tie.
+
+    ``features`` is (B, d). Raises ``ValueError`` if no class is present.
+    """
+    if not bool(targets.present.any()):
+        raise ValueError("no class has a prototype")
+    distances = torch.cdist(features, targets.rows, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.masked_fill(~targets.present, float("inf")).argmin(dim=1)

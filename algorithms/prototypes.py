@@ -110,14 +110,3 @@ def project_to_norm(rows: Float, bound: float) -> tuple[NDArray[np.float64], int
         # Rounding may leave the norm above the bound by a digit or two, and a coordinator refuses such a row.
         within[over] *= 1.0 - np.finfo(np.float64).eps
     return within, int((norms > bound).sum())
-
-
-def nearest_prototype(features: Tensor, targets: Targets) -> Tensor:
-    """Return argmin_k ‖z_b − C̄^k‖₂ over the classes present, int64 (B,); the lower class on a tie.
-
-    ``features`` is (B, d). Raises ``ValueError`` if no class is present.
-    """
-    if not bool(targets.present.any()):
-        raise ValueError("no class has a prototype")
-    distances = torch.cdist(features, targets.rows, compute_mode="donot_use_mm_for_euclid_dist")
-    return distances.masked_fill(~targets.present, float("inf")).argmin(dim=1)

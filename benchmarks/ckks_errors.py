@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from algorithms.pfpl.aggregation import Weighting, peer_weights
+from algorithms.pfpl import Weighting, peer_weights
 from benchmarks.ckks_group import SPREAD, TAU, Array, CkksRound, Group, prototypes
 from benchmarks.record import Case, Value, spent_on
 from crypto.ckks.packing import Packing

@@ -15,7 +15,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.pfpl.aggregation import Weighting, peer_weights
+from algorithms.pfpl import Weighting, peer_weights
 from benchmarks.record import Case, Value, compare, draw_growth, json_option, machine, recorded, show
 from crypto import rotation
 from crypto.keys import KEY_BYTES

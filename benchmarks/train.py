@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from agreement.registry.recipe import Trains
-from algorithms.pfpl.loss import PfplLoss
+from algorithms.method_losses import PfplLoss
 from benchmarks.record import (
     Case,
     Spent,

@@ -12,7 +12,7 @@ independent Q', so that the server learns **the Gram matrix and nothing more**, 
 - The server can compare the Gram matrices of successive rounds and of all classes, because the sites' names are known.
 - Any output that the server sees in the clear reveals each row's projection on that output.
 - **One site that colludes with the server breaks the protection** of every site and every round of the run.
-- What the sites do with the results in common is not limited: see :mod:`algorithms.pfpl.aggregation`.
+- What the sites do with the results in common is not limited: see :mod:`algorithms.pfpl`.
 - A context used twice gives the same Q twice, and the inner products *between* the two uses.
 
 Haar sampling follows Stewart (1980, *The efficient generation of random orthogonal matrices with an application to

@@ -17,7 +17,7 @@ from agreement import Agreement
 from agreement.derived.payload_shapes import limits_of
 from agreement.registry.round_plan import ExchangeKind, PayloadKind
 from algorithms.gram_matrix import convex
-from algorithms.pfpl.aggregation import peer_weights
+from algorithms.pfpl import peer_weights
 from crypto.ckks import peer_server
 from crypto.ckks.peer_server import CkksServer
 from crypto.errors import MalformedError

@@ -152,7 +152,7 @@ def test_the_count_of_circles_sees_one() -> None:
     "module",
     [
         *("secure_server.app", "secure_server.service.server", "protoseal.cli", "algorithms.averaging"),
-        *("algorithms.pfpl", "algorithms.fedpc", "algorithms.feddbp"),
+        *("algorithms.pfpl", "algorithms.fedpc", "algorithms.fedplcc"),
     ],
 )
 def test_the_coordinator_needs_nothing_of_the_site_extra(module: str) -> None:

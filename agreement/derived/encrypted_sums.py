@@ -15,10 +15,10 @@ from agreement.derived.means import Means, check_samples, check_total, cluster_m
 from agreement.derived.payload_shapes import longest_mean
 from agreement.schema.agreement import Agreement
 from algorithms.averaging import Counts
-from algorithms.clustering.kmeans import Labels
-from algorithms.fedpc.clustering import MOST_GROUPS
+from algorithms.fedpc import MOST_GROUPS
 from algorithms.fedplcc import Contribution, GlobalClusters
 from algorithms.gram_matrix import Bool, Float
+from algorithms.kmeans import Labels
 from crypto.ckks.group_mixing import MixLayout
 from crypto.ckks.sums import SumLayout
 from crypto.errors import BoundError, ImplausibleError, MalformedError, PrecisionError

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from agreement.derived.payload_shapes import longest_mean
 from agreement.schema.agreement import Agreement
 from algorithms.averaging import Counts, prototype_means, weighted_mean
-from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import Contribution, GlobalClusters, global_clusters
 from algorithms.gram_matrix import Bool, Float
+from algorithms.kmeans import Labels
 from crypto.errors import MalformedError
 
 

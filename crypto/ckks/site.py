@@ -2,7 +2,7 @@
 
 A site learns its combination of peers and D_i = Σ_m ‖C_i − C_m‖² for the classes it holds. Limit: sites share one
 secret key, so nothing here protects a site from a coordinator that colludes with another site, nor from sites that pool
-their results (:mod:`algorithms.pfpl.aggregation`).
+their results (:mod:`algorithms.pfpl`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedGroup
 from agreement.derived.means import Means
 from agreement.derived.payload_shapes import limits_of, result_shape, sums_shape
 from agreement.registry.round_plan import PayloadKind
-from algorithms.fedpc.aggregation import Groups, mix_groups
+from algorithms.fedpc import Groups, mix_groups
 from algorithms.fedplcc import GlobalClusters
 from algorithms.gram_matrix import Bool
 from crypto.ckks.group_mixing import MixingSite

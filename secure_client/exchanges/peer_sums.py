@@ -32,7 +32,7 @@ from agreement.derived.cohorts import min_group_size
 from agreement.derived.payload_shapes import longest_mean
 from algorithms.averaging import Counts
 from algorithms.gram_matrix import Bool, Float
-from algorithms.pfpl.aggregation import personalise
+from algorithms.pfpl import personalise
 from crypto.errors import CryptoError
 from crypto.pairwise.attempt import Binding
 from crypto.pairwise.member_signatures import verify_signed_survivors

@@ -8,7 +8,7 @@ import numpy as np
 
 from agreement.derived.cohorts import cohort_of
 from agreement.derived.payload_shapes import limits_of, result_shape
-from algorithms.pfpl.aggregation import personalise
+from algorithms.pfpl import personalise
 from crypto.errors import ImplausibleError
 from crypto.protection import Cohort, Payload, ProtectedPayload, Rows, SiteHalf
 from protoseal_wire import codec

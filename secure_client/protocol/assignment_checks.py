@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from agreement import Agreement
-from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import most_norm_hiding
+from algorithms.kmeans import Labels
 from crypto.errors import MalformedError
 from crypto.protection import Cohort
 from protoseal_wire.cluster_assignment import AssignedClusters, read_clusters

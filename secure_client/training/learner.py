@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from agreement import InputSection, Predicts
 from agreement.registry.recipe import Recipe, Stage
-from algorithms.feddbp.fusion import fisher_scores
+from algorithms.feddbp import fisher_scores
 from algorithms.fedplcc import LocalClusters, local_clusters
 from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Guide, class_means

@@ -21,13 +21,17 @@ from agreement import (
     PfplSection,
 )
 from agreement.registry.recipe import BatchLoss, ClusteredPrototypes, Recipe, Stage, Trains
-from algorithms.baseline_losses import CrossEntropyLoss, FedplvmLoss, FedprotoLoss, FplLoss
-from algorithms.feddbp.fusion import fuse
-from algorithms.feddbp.loss import FeddbpLoss
-from algorithms.fedpc.loss import FedpcLoss
-from algorithms.fedplcc.loss import FedplccLoss
+from algorithms.feddbp import FeddbpLoss, fuse
 from algorithms.gram_matrix import Bool, Float
-from algorithms.pfpl.loss import PfplLoss
+from algorithms.method_losses import (
+    CrossEntropyLoss,
+    FedpcLoss,
+    FedplccLoss,
+    FedplvmLoss,
+    FedprotoLoss,
+    FplLoss,
+    PfplLoss,
+)
 from secure_client.models.dual_branch import add_branches
 from secure_client.models.prototype_model import PrototypeModel
 

@@ -16,9 +16,9 @@ from agreement import Agreement
 from agreement.derived.cohorts import group_cohort
 from agreement.derived.means import cluster_means
 from agreement.derived.payload_shapes import directions_shape, result_shape
-from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import WITHHELD, Contribution, FinchAssignment, assign
 from algorithms.gram_matrix import Bool, Float
+from algorithms.kmeans import Labels
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.protection import NORM_SLACK, Payload, whole_numbers
 from crypto.rotation import SCHEME

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from agreement import Agreement
 from agreement.derived.means import check_total, means_of, noisy_rows
-from algorithms.fedpc.aggregation import Groups, means_within_groups, mix_groups
+from algorithms.fedpc import Groups, means_within_groups, mix_groups
 from algorithms.gram_matrix import Bool
 from crypto.plain import SCHEME
 from crypto.protection import Cohort, Payload, PayloadShape

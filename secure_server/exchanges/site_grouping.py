@@ -8,7 +8,7 @@ from functools import partial
 
 from agreement import Agreement
 from agreement.derived.cohorts import clustering_cohort
-from algorithms.fedpc.clustering import cluster
+from algorithms.fedpc import cluster
 from crypto.plain import GramServer
 from crypto.protection import Payload
 from protoseal_wire.codec import Limits

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.clustering.kmeans import Labels
+from algorithms.kmeans import Labels
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
 from tests.adversary.attack import BROADCAST, AnyAttack
 from tests.support.grouped import EVERYONE

@@ -16,9 +16,9 @@ from scipy.optimize import least_squares  # type: ignore[import-untyped]  # it s
 
 from agreement import Method, Protection
 from agreement.derived.payload_shapes import limits_of
-from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import most_norm_hiding
 from algorithms.gram_matrix import Float
+from algorithms.kmeans import Labels
 from crypto.protection import Cohort
 from crypto.rotation import class_key, rotate
 from protoseal_wire import codec

@@ -29,12 +29,17 @@ from agreement import (
 from agreement.derived.cohorts import first_round, has_common_group
 from agreement.registry.compatibility import check_protection_serves
 from agreement.registry.round_plan import _PLANS, ExchangeKind, PayloadKind, plan_for
-from algorithms.baseline_losses import CrossEntropyLoss, FedplvmLoss, FedprotoLoss, FplLoss
-from algorithms.feddbp.loss import FeddbpLoss
-from algorithms.fedpc.loss import FedpcLoss
-from algorithms.fedplcc.loss import FedplccLoss
+from algorithms.feddbp import FeddbpLoss
+from algorithms.method_losses import (
+    CrossEntropyLoss,
+    FedpcLoss,
+    FedplccLoss,
+    FedplvmLoss,
+    FedprotoLoss,
+    FplLoss,
+    PfplLoss,
+)
 from algorithms.pfpl import Weighting
-from algorithms.pfpl.loss import PfplLoss
 from crypto.plain import SCHEME as PLAIN
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.local_federation import LocalFederation

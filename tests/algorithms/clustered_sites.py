@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import Contribution, FinchAssignment, LocalClusters, contribution, local_clusters
 from algorithms.gram_matrix import Float
+from algorithms.kmeans import Labels
 
 SEEDS = range(40)
 CLASSES, DIM = 3, 6

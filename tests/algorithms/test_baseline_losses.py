@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import grad, vmap
 
-from algorithms.baseline_losses import CrossEntropyLoss, FedprotoLoss
 from algorithms.losses import Outputs
+from algorithms.method_losses import CrossEntropyLoss, FedprotoLoss
 from algorithms.prototypes import Clusters, Guide, Targets
 from tests.algorithms import feddbp_reference as reference
 from tests.algorithms.target_cases import CLASSES, DIM, MIX, Case, cases

@@ -10,9 +10,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from algorithms.baseline_losses import FedplvmLoss, FplLoss
-from algorithms.fedplcc.loss import FedplccLoss
 from algorithms.losses import Outputs, class_centres, largest, similarities
+from algorithms.method_losses import FedplccLoss, FedplvmLoss, FplLoss
 from algorithms.prototypes import Clusters
 from tests.algorithms import finch_reference as reference
 from tests.algorithms.cluster_cases import (

@@ -11,9 +11,9 @@ from hypothesis.extra import numpy as npst
 from torch import Tensor
 
 from algorithms.gram_matrix import Float
-from algorithms.inference import by_prototype
+from algorithms.inference import by_prototype, nearest_prototype
 from algorithms.losses import Outputs
-from algorithms.prototypes import Clusters, Targets, class_means, nearest_prototype, project_to_norm
+from algorithms.prototypes import Clusters, Targets, class_means, project_to_norm
 from tests.algorithms import feddbp_reference as reference
 
 ROWS = npst.arrays(np.float64, (4, 3), elements=st.floats(-1e3, 1e3))

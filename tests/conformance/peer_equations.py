@@ -13,8 +13,7 @@ from agreement import Agreement, PfplSection, Protection
 from agreement.registry.round_plan import PayloadKind
 from algorithms.averaging import active_classes
 from algorithms.gram_matrix import squared_distances
-from algorithms.pfpl import Weighting
-from algorithms.pfpl.aggregation import peer_weights, personalise
+from algorithms.pfpl import Weighting, peer_weights, personalise
 from crypto.ckks.precision import peer_error
 from crypto.plain import PlainServer
 from crypto.protection import Cohort, Payload

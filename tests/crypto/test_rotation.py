@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from algorithms.pfpl import Weighting
-from algorithms.pfpl.aggregation import peer_weights
+from algorithms.pfpl import Weighting, peer_weights
 from crypto import rotation
 from crypto.errors import MalformedError
 from crypto.keys import encode

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, Protection
-from algorithms.pfpl.aggregation import peer_weights, personalise
+from algorithms.pfpl import peer_weights, personalise
 from crypto.ckks.precision import peer_error
 from crypto.plain import PlainServer, PlainSite
 from crypto.protection import Cohort

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from agreement import Norm, Optimiser
 from agreement.registry.recipe import BatchLoss, Trains
-from algorithms.pfpl.loss import PfplLoss
+from algorithms.method_losses import PfplLoss
 from algorithms.prototypes import Clusters, Guide, Targets
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.models.prototype_model import PrototypeModel, build_model

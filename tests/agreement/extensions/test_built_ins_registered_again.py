@@ -31,13 +31,13 @@ class Mu(Section):
 
 
 def cross_entropy(settings):
-    from algorithms.baseline_losses import CrossEntropyLoss
+    from algorithms.method_losses import CrossEntropyLoss
 
     return CrossEntropyLoss()
 
 
 def pulled(settings):
-    from algorithms.baseline_losses import FedprotoLoss
+    from algorithms.method_losses import FedprotoLoss
 
     return FedprotoLoss(1.0)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.clustering import finch as module
-from algorithms.clustering.finch import cosines_of_means, finch, finch_rows
+from algorithms import finch as module
+from algorithms.finch import cosines_of_means, finch, finch_rows
 from algorithms.gram_matrix import Float
 from tests.algorithms import finch_reference as reference
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.averaging import prototype_means
-from algorithms.feddbp.fusion import fisher_scores, fuse
+from algorithms.feddbp import fisher_scores, fuse
 from algorithms.gram_matrix import Bool, Float
 from tests.algorithms import feddbp_reference as reference
 

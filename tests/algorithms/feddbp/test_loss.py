@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import grad, vmap
 
-from algorithms.feddbp.loss import FeddbpLoss, contrast
+from algorithms.feddbp import FeddbpLoss, decision_contrast
 from algorithms.losses import Outputs, Terms
 from algorithms.prototypes import Targets
 from tests.algorithms import feddbp_reference as reference
@@ -166,8 +166,10 @@ def test_without_targets_there_is_cross_entropy_on_both_branches(switches: dict[
 
 def test_a_single_target_has_nothing_to_contrast_with() -> None:
     _, decision, labels, targets = some_case(present=(False, True, False, False))
-    assert contrast(decision, labels, targets, temperature=TAU).item() == pytest.approx(0.0, abs=1e-12)
-    quotient = contrast(decision, labels, targets, temperature=TAU, literal=True)
+    assert decision_contrast(decision, labels, targets, temperature=TAU).item() == pytest.approx(
+        0.0, abs=1e-12
+    )
+    quotient = decision_contrast(decision, labels, targets, temperature=TAU, literal=True)
     assert quotient.item() == pytest.approx(-1.0)
 
 
@@ -191,7 +193,7 @@ def test_gradients_are_finite_differences_with_the_boundary_held(
     switches: dict[str, Any], case: Case
 ) -> None:
     _, features, labels, targets = case
-    found = gradient(lambda z: contrast(z, labels, targets, temperature=TAU, **switches), features)
+    found = gradient(lambda z: decision_contrast(z, labels, targets, temperature=TAU, **switches), features)
     m = reference.boundary(
         features.tolist(), labels.tolist(), targets.rows.tolist(), targets.present.tolist()
     )
@@ -208,7 +210,7 @@ def test_gradients_are_finite_differences_with_the_boundary_held(
 def test_the_comparison_sees_a_boundary_that_gets_a_gradient() -> None:
     """Differences of the loops whose m moves with the features are others."""
     _, features, labels, targets = some_case()
-    found = gradient(lambda z: contrast(z, labels, targets, temperature=TAU), features)[0, 0]
+    found = gradient(lambda z: decision_contrast(z, labels, targets, temperature=TAU), features)[0, 0]
     move = torch.zeros_like(features)
     move[0, 0] = 1e-6
     above, below = (contrast_by_loops(z, labels, targets) for z in (features + move, features - move))
@@ -232,7 +234,7 @@ def moved_from_the_hard_negative(**switches: bool) -> float:
     step.
     """
     features, labels, targets = hard_negative()
-    step = gradient(lambda z: contrast(z, labels, targets, temperature=0.07, **switches), features)
+    step = gradient(lambda z: decision_contrast(z, labels, targets, temperature=0.07, **switches), features)
     after = features - 1e-6 * step
     away = [
         distance(reference.normalised(z[0].tolist()), targets.rows[1].tolist()) for z in (features, after)
@@ -258,7 +260,7 @@ def test_easy_negatives_count_in_the_printed_boundary_term_alone() -> None:
     """No negative is nearer than m = 0.975; e^0 for each of the two is as much as the sample's own prototype has."""
     features, labels, targets = hard_negative(1.9)
     found, without, printed = (
-        contrast(features, labels, targets, temperature=0.07, **switches).item()
+        decision_contrast(features, labels, targets, temperature=0.07, **switches).item()
         for switches in ({}, {"hard": False}, PRINTED)
     )
     assert found == without == pytest.approx(0.0, abs=1e-9)
@@ -268,7 +270,7 @@ def test_easy_negatives_count_in_the_printed_boundary_term_alone() -> None:
 def test_a_negative_adds_one_when_it_crosses_the_boundary() -> None:
     """The boundary is m = (distance + 2)/4, which is the distance at 2/3."""
     within, beyond = (
-        contrast(*hard_negative(2 / 3 + step), temperature=0.07).item() for step in (-1e-9, 1e-9)
+        decision_contrast(*hard_negative(2 / 3 + step), temperature=0.07).item() for step in (-1e-9, 1e-9)
     )
     assert within == pytest.approx(np.log(2), abs=1e-3)
     assert beyond == pytest.approx(0.0, abs=1e-3)
@@ -281,7 +283,7 @@ def slope_as_the_hard_negative_backs_away(**switches: bool) -> float:
 
     def loss(rows: Tensor) -> Tensor:
         moved = Targets(rows, targets.present)
-        return contrast(features, labels, moved, temperature=0.07, **switches)
+        return decision_contrast(features, labels, moved, temperature=0.07, **switches)
 
     slopes = gradient(loss, targets.rows)[1].tolist()
     return float(slopes[0] * -sin + slopes[1] * cos)
@@ -319,8 +321,8 @@ def test_batches_can_be_stacked(switches: dict[str, Any]) -> None:
 def test_a_small_temperature_overflows_nothing() -> None:
     """The printed form's e^{m/τ} is beyond float32: the quotient of the loops is not a number there."""
     _, features, labels, targets = some_case(present=(True,) * 4)
-    loss = contrast(features.float(), labels, targets, temperature=1e-3)
-    found = gradient(lambda z: contrast(z, labels, targets, temperature=1e-3), features.float())
+    loss = decision_contrast(features.float(), labels, targets, temperature=1e-3)
+    found = gradient(lambda z: decision_contrast(z, labels, targets, temperature=1e-3), features.float())
     assert loss.isfinite()
     assert found.isfinite().all()
     with pytest.raises((OverflowError, ZeroDivisionError, ValueError)):

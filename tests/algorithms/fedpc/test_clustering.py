@@ -14,11 +14,9 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score, silhouette_score
 
-from algorithms.clustering.kmeans import in_order_of_appearance, kmeans
-from algorithms.clustering.pca import principal_scores
-from algorithms.fedpc import cluster
-from algorithms.fedpc.clustering import merge_small, silhouette
-from algorithms.gram_matrix import Float
+from algorithms.fedpc import cluster, merge_small, silhouette
+from algorithms.gram_matrix import Float, principal_scores
+from algorithms.kmeans import in_order_of_appearance, kmeans
 from tests.algorithms import fedpc_reference as reference
 from tests.support.marks import full_but
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.fedpc.loss import FedpcLoss
 from algorithms.losses import Outputs, distance_of_means
+from algorithms.method_losses import FedpcLoss
 from algorithms.prototypes import Targets
 from tests.algorithms import fedpc_reference as reference
 from tests.algorithms.target_cases import CLASSES, DIM, MIX, Case, cases, gradient

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algorithms.losses import Outputs, distance_of_means, mean_square
-from algorithms.pfpl.loss import PfplLoss
+from algorithms.method_losses import PfplLoss
 from algorithms.prototypes import Targets
 from tests.algorithms.target_cases import CLASSES, DIM, Case, cases
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from algorithms.clustering.finch import finch_rows
+from algorithms.finch import finch_rows
 from privacy.mechanisms.cell_query import Cells, ReleasedCells, release_cells
 from privacy.mechanisms.prototype_query import PrototypeQuery, Sums
 from tests.privacy.neighbours import CLASSES, Records, TooSensitiveError, records, settings

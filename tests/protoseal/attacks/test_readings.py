@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.fedpc import aggregation as fedpc_aggregation
-from algorithms.fedpc.aggregation import Groups, mix_groups
+from algorithms import fedpc as fedpc_aggregation
+from algorithms.fedpc import Groups, mix_groups
 from protoseal.attacks import opened_sums
 from protoseal.attacks.exchanged_models import read_average, read_models
 from protoseal.attacks.opened_sums import read_assignment

@@ -27,7 +27,7 @@ from agreement import PROTECTIONS, Protection, method_named
 from protoseal.cli import COMMANDS, main
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal.demo import demo_agreement, demo_sites
-from protoseal.prediction import Basis, load_trained, choose_basis, predict
+from protoseal.prediction import Basis, choose_basis, load_trained, predict
 from protoseal.reports.result_files import read_result
 from protoseal.simulation.site_datasets import read_sites
 from secure_client.data.sources import NAMES

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from agreement import ConfigError
 from protoseal.cli import main
-from protoseal.prediction import Basis, load_trained, choose_basis, predict
+from protoseal.prediction import Basis, choose_basis, load_trained, predict
 from protoseal.reports.result_files import RunResult
 from protoseal.reports.tables import NO_PROTOTYPE, accuracy_text, sites_table
 from protoseal.simulation.config import SimulationConfig, load_simulation

@@ -17,9 +17,9 @@ from torch.utils.data import TensorDataset
 
 from agreement import Optimiser
 from agreement.registry.recipe import Recipe
-from algorithms.fedpc.loss import FedpcLoss
 from algorithms.gram_matrix import Float
 from algorithms.losses import Terms
+from algorithms.method_losses import FedpcLoss
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from agreement import Agreement, AveragingSection, Method, Optimiser
-from algorithms.fedpc.loss import FedpcLoss
-from algorithms.pfpl.loss import PfplLoss
+from algorithms.method_losses import FedpcLoss, PfplLoss
 from crypto.errors import BoundError
 from protoseal.simulation.site_pool import SiteTraining
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner

@@ -13,8 +13,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from agreement.registry.recipe import Recipe, Trains
-from algorithms.feddbp.fusion import fuse
-from algorithms.feddbp.loss import FeddbpLoss
+from algorithms.feddbp import FeddbpLoss, fuse
 from algorithms.prototypes import Clusters, Targets
 from secure_client.data import SiteData
 from secure_client.errors import ModelError

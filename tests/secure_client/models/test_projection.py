@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from agreement import Agreement, Method, ModelPart, Norm, PrivacySection
 from agreement.registry.recipe import Trains
 from algorithms.losses import Outputs
-from algorithms.pfpl.loss import PfplLoss
+from algorithms.method_losses import PfplLoss
 from algorithms.prototypes import Targets
 from protoseal.simulation.batched.network import signature
 from protoseal.simulation.batched.training import Batching, run_together

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from agreement import Optimiser
 from agreement.registry.recipe import Recipe
-from algorithms.pfpl.loss import PfplLoss
+from algorithms.method_losses import PfplLoss
 from algorithms.prototypes import Targets
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from agreement import ModelPart, Optimiser
 from agreement.registry.recipe import Recipe, Stage, Trains
-from algorithms.baseline_losses import CrossEntropyLoss
+from algorithms.method_losses import CrossEntropyLoss
 from algorithms.prototypes import Targets
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel, compute_outputs

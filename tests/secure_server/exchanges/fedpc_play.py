@@ -13,7 +13,7 @@ import pytest
 
 from agreement import Agreement, Protection
 from agreement.derived.payload_shapes import result_shape
-from algorithms.fedpc.aggregation import means_within_groups, mix_groups
+from algorithms.fedpc import means_within_groups, mix_groups
 from crypto.pki import TrustAnchor
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey

@@ -11,12 +11,17 @@ from torch.utils.data import TensorDataset
 
 from agreement import Norm
 from agreement.registry.recipe import BatchLoss, Trains
-from algorithms.baseline_losses import CrossEntropyLoss, FedplvmLoss, FedprotoLoss, FplLoss
-from algorithms.feddbp.loss import FeddbpLoss
-from algorithms.fedpc.loss import FedpcLoss
-from algorithms.fedplcc.loss import FedplccLoss
+from algorithms.feddbp import FeddbpLoss
 from algorithms.losses import Outputs, Terms
-from algorithms.pfpl.loss import PfplLoss
+from algorithms.method_losses import (
+    CrossEntropyLoss,
+    FedpcLoss,
+    FedplccLoss,
+    FedplvmLoss,
+    FedprotoLoss,
+    FplLoss,
+    PfplLoss,
+)
 from algorithms.prototypes import Guide, Targets
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.errors import TrainingError

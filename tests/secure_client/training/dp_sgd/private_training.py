@@ -14,10 +14,8 @@ from torch.utils.data import TensorDataset
 
 from agreement import DpSgdSection, Norm
 from agreement.registry.recipe import BatchLoss, Trains
-from algorithms.feddbp.loss import FeddbpLoss
-from algorithms.fedpc.loss import FedpcLoss
-from algorithms.fedplcc.loss import FedplccLoss
-from algorithms.pfpl.loss import PfplLoss
+from algorithms.feddbp import FeddbpLoss
+from algorithms.method_losses import FedpcLoss, FedplccLoss, PfplLoss
 from algorithms.prototypes import Clusters, Guide, Targets
 from secure_client.models.dual_branch import add_branches
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model

@@ -25,9 +25,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.clustering.kmeans import Labels, in_order_of_appearance
-from algorithms.clustering.pca import check_gram
-from algorithms.gram_matrix import Bool, Float
+from algorithms.gram_matrix import Bool, Float, check_gram
+from algorithms.kmeans import Labels, in_order_of_appearance
 
 DISTANCE_STEP = 1e-6
 """Resolution of distances 1 − cos: distances are compared in multiples of this step."""
@@ -49,7 +48,7 @@ def finch(gram: Float, *, literal: bool = False) -> NDArray[np.int64]:
     cluster, which would reduce every class to its mean.) A single vector is its own cluster; n = 0 gives an empty
     array.
 
-    Raises ``ValueError`` for a matrix that is no Gram matrix (:func:`algorithms.clustering.pca.check_gram`).
+    Raises ``ValueError`` for a matrix that is no Gram matrix (:func:`algorithms.gram_matrix.check_gram`).
     """
     levels, directed = _levels_from_gram(gram, literal)
     return _with_zeros(_coarsest(levels), directed)

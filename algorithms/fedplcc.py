@@ -1,8 +1,14 @@
-"""Clustering of prototypes at sites and server for FedPLCC, and with other options for FPL and FedPLVM (numpy).
+"""FedPLCC: convergent clusters of prototypes (Kuang et al.; docs/explanation/notation.md; numpy).
 
-A site makes local prototypes (:func:`local_clusters`). The server assigns local prototypes to global clusters from
-inner products and site names alone (:func:`assign`). The sums behind the clusters' centres
-(:func:`contribution`, :func:`global_clusters`) can then be added under another protection.
+1. Each site clusters its features class by class and sends the clusters' means with their sample counts
+   (:func:`local_clusters`).
+2. The server assigns these local prototypes to global clusters from inner products and site names alone
+   (:func:`assign`). Clusters of too few sites are merged (:func:`merge_clusters`).
+3. The sums behind the clusters' centres (:func:`contribution`, :func:`global_clusters`) can be added under another
+   protection. A global prototype's weight is its share W_g of its class's samples.
+
+Models are averaged by N_k/N. The loss is :class:`algorithms.method_losses.FedplccLoss`. FPL and FedPLVM use the
+functions with other options.
 """
 
 from __future__ import annotations
@@ -10,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
 
 from algorithms.averaging import weighted_mean
-from algorithms.clustering.finch import LEAST_NORM, finch, finch_rows
-from algorithms.clustering.kmeans import Labels, in_order_of_appearance
-from algorithms.fedplcc.cluster_merging import Merging, most_norm_hiding
+from algorithms.finch import CANCELLED, DISTANCE_STEP, LEAST_NORM, finch, finch_rows
 from algorithms.gram_matrix import Bool, Float
+from algorithms.kmeans import Labels, in_order_of_appearance
 
 WITHHELD = -1
 """Cluster number of a local prototype whose class has too few holders."""
@@ -49,7 +55,7 @@ class LocalClusters:
     def without_zeros(self) -> LocalClusters:
         """Return these prototypes without zeros, except the first of a class that has only zeros.
 
-        A prototype counts as zero if its norm is at most :data:`algorithms.clustering.finch.LEAST_NORM`. The classes
+        A prototype counts as zero if its norm is at most :data:`algorithms.finch.LEAST_NORM`. The classes
         stay the same, and a class of several prototypes has no zero. The limit: a zero prototype hides no other in a
         sum, and neither does one that is slightly longer.
         """
@@ -60,7 +66,7 @@ class LocalClusters:
 
 
 def has_direction(rows: Float) -> Bool:
-    """Return the mask (M,) of the rows (M, d) whose norm is above :data:`algorithms.clustering.finch.LEAST_NORM`."""
+    """Return the mask (M,) of the rows (M, d) whose norm is above :data:`algorithms.finch.LEAST_NORM`."""
     return np.asarray(np.linalg.norm(rows, axis=1) > LEAST_NORM)
 
 
@@ -77,7 +83,7 @@ def local_clusters(
 
     ``features`` is (n, d) float64, ``labels`` int64 (n,) in [0, K). Features are clustered by their directions, but
     the means are of the features as they are, so that the mean of a class's prototypes, weighted by ``counts``, is the
-    class mean (equation 9: weights are sample counts). ``literal`` is as in :mod:`algorithms.clustering.finch`.
+    class mean (equation 9: weights are sample counts). ``literal`` is as in :mod:`algorithms.finch`.
     ``single`` makes one prototype per class, its class mean, as FPL does. Zero features of a class share a prototype,
     so that M is at most n/2 + 2K. A class in which FINCH finds more than ``most`` clusters gets one prototype, its
     class mean.
@@ -96,7 +102,7 @@ def local_clusters(
         members = np.asarray(features[labels == k], dtype=np.float64)
         parts = _partition(members, single, literal, most)
         sizes = np.bincount(parts)
-        rows.append(_sums(members, parts, len(sizes)) / sizes[:, None])
+        rows.append(_cluster_sums(members, parts, len(sizes)) / sizes[:, None])
         owners += [int(k)] * len(sizes)
         counts += sizes.tolist()
     return LocalClusters(
@@ -130,12 +136,12 @@ def assign(
     """Assign all sites' local prototypes to global clusters: FINCH in each class (equation 10), then merging.
 
     For each class k ``gram_by_class`` yields the (m_k, m_k) float64 inner products of its local prototypes, and
-    ``sites_by_class`` has each prototype's site, int64 (m_k,). Without ``literal`` (:mod:`algorithms.clustering.finch`)
+    ``sites_by_class`` has each prototype's site, int64 (m_k,). Without ``literal`` (:mod:`algorithms.finch`)
     only cosines matter, so that vectors scaled to length 1, which hide their norms, give the same answer.
 
     A cluster with prototypes of fewer than ``min_holders`` *sites* is merged into the cluster whose mean is nearest by
-    cosine (:class:`algorithms.fedplcc.cluster_merging.Merging`). So are the smallest clusters while a class has more
-    than ``most``, or with ``hiding`` more than :func:`algorithms.fedplcc.cluster_merging.most_norm_hiding` allows. A
+    cosine (:func:`merge_clusters`). So are the smallest clusters while a class has more
+    than ``most``, or with ``hiding`` more than :func:`most_norm_hiding` allows. A
     class that fewer than min_holders sites hold is withheld; a zero prototype does not make its site a holder.
 
     So every centre mixes at least min_holders sites. The limits: **the mix is uneven**, since a site with many of a
@@ -185,9 +191,9 @@ def contribution(local: LocalClusters, cluster_of_row: Labels, clusters: int) ->
     kept = cluster_of_row != WITHHELD
     parts, counts = cluster_of_row[kept], local.counts[kept].astype(np.float64)
     return Contribution(
-        _sums(local.rows[kept], parts, clusters),
-        _sums(np.ones((len(parts), 1)), parts, clusters)[:, 0],
-        _sums(counts[:, None], parts, clusters)[:, 0],
+        _cluster_sums(local.rows[kept], parts, clusters),
+        _cluster_sums(np.ones(len(parts)), parts, clusters),
+        _cluster_sums(counts, parts, clusters),
     )
 
 
@@ -215,6 +221,63 @@ def global_clusters(total: Contribution, labels: Labels, *, uniform: bool = Fals
     amounts = np.ones(len(labels)) if uniform else total.counts
     of_class = np.bincount(labels, weights=amounts)[labels]
     return GlobalClusters(rows, labels, np.asarray(amounts / of_class, dtype=np.float64))
+
+
+def most_norm_hiding(rows: int) -> int:
+    """Return the largest number of clusters G, at least 1, with G·(G + 1)/2 < ``rows``, a class's prototypes.
+
+    The sums of G clusters have G·(G + 1)/2 inner products, each an equation in the prototypes' unknown norms. The
+    limit: fewer equations than unknowns do not prove that nothing leaks, least of all over several rounds.
+    """
+    return max((isqrt(max(8 * rows - 7, 0)) - 1) // 2, 1)
+
+
+def merge_clusters(
+    gram: Float, labels: Labels, sites: Labels, min_holders: int, most: int, *, literal: bool
+) -> tuple[Labels, list[int]]:
+    """Merge clusters of one class; return each prototype's cluster, and each cluster's number of sites.
+
+    ``gram`` (m, m) are the prototypes' inner products, ``labels`` and ``sites``, both int64 (m,), their clusters
+    0 … J − 1 and their sites. The cluster with the fewest sites (the first on a tie) joins the cluster whose mean is
+    nearest by cosine, with distances compared as in FINCH. Merging ends when each cluster has ``min_holders`` sites or
+    more and there are at most ``most`` clusters, or when one cluster is left. With ``literal``, means are of vectors as
+    they are, not of their directions (:mod:`algorithms.finch`). Clusters are numbered in the order of their first
+    members.
+    """
+    squares = np.einsum("ii->i", gram)
+    directed = squares > LEAST_NORM**2
+    scale = np.where(directed, 1.0 if literal else 1.0 / np.sqrt(np.where(directed, squares, 1.0)), 0.0)
+    number = int(labels.max(initial=-1)) + 1
+    # Only sums over clusters are kept, so that merging two takes O(J) time.
+    products = _cluster_sums(
+        _cluster_sums(gram * scale[:, None] * scale[None, :], labels, number).T, labels, number
+    )
+    squares = _cluster_sums(squares * scale**2, labels, number)
+    sizes = np.bincount(labels, minlength=number).astype(np.float64)
+    # A zero prototype is in a cluster, but does not make its site one of the cluster's sites.
+    held = np.zeros((number, int(sites.max(initial=-1)) + 1), dtype=np.bool_)
+    held[labels[directed], sites[directed]] = True
+    holders = held.sum(axis=1)
+    alive = np.ones(number, dtype=np.bool_)
+    while alive.sum() > 1 and (alive.sum() > most or holders[alive].min() < min_holders):
+        small = int(np.where(alive, holders, np.iinfo(np.int64).max).argmin())
+        lengths = np.einsum("ii->i", products)
+        has_direction = lengths > CANCELLED * sizes * squares
+        scale = np.where(has_direction, 1.0 / np.sqrt(np.where(has_direction, lengths, 1.0)), 0.0)
+        steps = np.rint((1.0 - products[small] * scale[small] * scale) / DISTANCE_STEP)
+        steps[~alive] = np.inf
+        steps[small] = np.inf
+        # The lower number stays, so that clusters stay in the order of their first members.
+        stays, goes = sorted((small, int(steps.argmin())))
+        products[stays] += products[goes]
+        products[:, stays] += products[:, goes]
+        squares[stays] += squares[goes]
+        sizes[stays] += sizes[goes]
+        held[stays] |= held[goes]
+        holders[stays] = held[stays].sum()
+        labels = np.where(labels == goes, stays, labels)
+        alive[goes] = False
+    return in_order_of_appearance(labels), holders[alive].tolist()
 
 
 def _partition(members: Float, single: bool, literal: bool, most: int | None) -> Labels:
@@ -246,13 +309,7 @@ def _assign_class(
     zero = np.einsum("ii->i", gram) <= LEAST_NORM**2
     if len(np.unique(sites[~zero])) < min_holders:
         return np.full(len(sites), WITHHELD, dtype=np.int64), []
-    return Merging(gram, finch(gram, literal=literal), sites, literal=literal).merge(min_holders, most)
-
-
-def _sums(rows: Float, parts: Labels, clusters: int) -> Float:
-    sums = np.zeros((clusters, rows.shape[1]))
-    np.add.at(sums, parts, rows)
-    return sums
+    return merge_clusters(gram, finch(gram, literal=literal), sites, min_holders, most, literal=literal)
 
 
 def _check_total(total: Contribution, labels: Labels, *, counted: bool) -> None:
@@ -263,3 +320,10 @@ def _check_total(total: Contribution, labels: Labels, *, counted: bool) -> None:
         raise ValueError("a cluster's class must not be negative")
     if not (total.members > 0).all() or (counted and not (total.counts > 0).all()):
         raise ValueError("a cluster has no members, or its members stand for no samples")
+
+
+def _cluster_sums(values: Float, labels: Labels, number: int) -> Float:
+    """Return sums over the first axis within each of ``number`` clusters."""
+    sums = np.zeros((number, *values.shape[1:]))
+    np.add.at(sums, labels, values)
+    return sums

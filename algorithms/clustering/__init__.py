@@ -1,1 +1,0 @@
-"""Clustering algorithms: FINCH, K-means, principal components, silhouettes."""
