@@ -25,7 +25,7 @@ from rich.table import Table
 
 from agreement.storage.run_files import write_text
 from protoseal.commands.options import FILE
-from protoseal.reports.figures import STYLE, svg_text
+from protoseal.reports.pages import STYLE, svg_text
 
 Value = str | int | float | None
 Task = Callable[[], object]

@@ -45,7 +45,7 @@ from protoseal.attacks.records import (
     make_record,
 )
 from protoseal.attacks.update_inversion import StandStill, UpdateInversion
-from protoseal.audit.accuracy_records import EXACT
+from protoseal.audit.accuracy_report import EXACT
 from protoseal.audit.budget_curve import LOCAL, BudgetCurve, RequestedRun, change_config
 from protoseal.simulation.config import SPLITTING, SimulationConfig
 from protoseal.simulation.experiment import load_scene
@@ -322,7 +322,7 @@ class AttackGrid:
             delta=SIMULATED_DELTA,
             command=self._command,
             config=config.model_dump(
-                mode="json", by_alias=True, exclude={"out", *(SPLITTING if config.is_split else ())}
+                mode="json", by_alias=True, exclude={"out", *(SPLITTING if config.has_site_files else ())}
             ),
             seconds=seconds,
             cases=tuple(self._list_records(outcomes)),

@@ -15,11 +15,11 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 from protoseal.attacks.cases import Case, Measurement
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
-from protoseal.audit.canary_audit import Verdict
+from protoseal.audit.canary_audit import AuditVerdict
 from protoseal.audit.exact_sums import Claim
 from protoseal.audit.release_checks import check_deviation
 from protoseal.audit.run_audit import audit_run
-from protoseal.audit.run_checks import Outcome
+from protoseal.audit.run_checks import CheckOutcome
 from protoseal.audit.sent_checks import gaussian_epsilon
 from secure_client.privacy.cost import SIMULATED_DELTA
 
@@ -50,8 +50,8 @@ class NoiseAudit(Case):
         if not noise:
             return ()
         audit = audit_run(run.agreement.run, run.evidence, LEVEL)
-        weaknesses = float(len({check.weakness for _, check in audit.of(Outcome.FOUND)}))
-        high = _NO_POWER if audit.verdict is Verdict.TOO_WEAK else weaknesses
+        weaknesses = float(len({check.weakness for _, check in audit.of(CheckOutcome.FOUND)}))
+        high = _NO_POWER if audit.verdict is AuditVerdict.TOO_WEAK else weaknesses
         return (
             Measurement(
                 value=weaknesses,
@@ -69,7 +69,7 @@ class NoiseAudit(Case):
         if not noise:
             return None
         half = check_deviation([_HALF * draw for draw in noise], LEVEL)
-        value = float(half.outcome is Outcome.FOUND)
+        value = float(half.outcome is CheckOutcome.FOUND)
         return Measurement(
             value=value, low=value, high=value, trials=len(noise), reading="half the noise of this run"
         )

@@ -43,8 +43,17 @@ from protoseal.attacks.poisoning import choose_malicious
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.records import REPORT, AttackReport, CaseRecord, list_notices
 from protoseal.reports import pages
-from protoseal.reports.figures import STYLE, draw_legend, legend_handle, new_figure, series_colour, svg_text
-from protoseal.reports.pages import Filters, data_uri, json_text
+from protoseal.reports.pages import (
+    STYLE,
+    Filters,
+    data_uri,
+    draw_legend,
+    json_text,
+    legend_handle,
+    new_figure,
+    series_colour,
+    svg_text,
+)
 
 Panels = Mapping[str, Mapping[str, Sequence[CaseRecord]]]
 """Cases by panel (adversary), and in a panel by line (configuration)."""

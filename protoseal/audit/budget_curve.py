@@ -16,13 +16,12 @@ from agreement import CONTROLS, ConfigError
 from agreement.errors import UserError
 from agreement.sections.privacy import Extractor, PrivacySection
 from agreement.toml_loading import validate
-from protoseal.audit.accuracy_records import (
+from protoseal.audit.accuracy_report import (
     EXACT,
-    Evaluation,
+    AccuracyReport,
     RunAt,
+    SiteAt,
     group_by_epsilon,
-    largest_spent,
-    to_site_at,
     write_evaluation,
 )
 from protoseal.reports.result_files import RESULT, RunResult, read_result
@@ -150,7 +149,7 @@ class BudgetCurve:
         """Kind of noise in the configuration."""
         return str(getattr(self._agreed, "noise", LOCAL))
 
-    def run(self, requests: Sequence[RequestedRun], watch: WatchRun) -> Iterator[Evaluation]:
+    def run(self, requests: Sequence[RequestedRun], watch: WatchRun) -> Iterator[AccuracyReport]:
         """Yield the evaluation after each run. Existing runs are read; the last evaluation is complete.
 
         ``watch`` makes the watcher of a missing run. Raises the errors of
@@ -210,15 +209,15 @@ class BudgetCurve:
             noise_multiplier=None if noise is None else noise.privacy.noise_multiplier,
             training_noise_multiplier=None if training is None else training.noise_multiplier,
             planned=None if noise is None else noise.planned,
-            spent=largest_spent(result),
+            spent=max((site.epsilon for site in result.sites if site.epsilon is not None), default=None),
             guaranteed=noise is not None and all(site.guaranteed for site in result.sites),
             metrics=result.metrics,
-            sites=tuple(map(to_site_at, result.sites)),
+            sites=tuple(SiteAt(**site.model_dump(include=set(SiteAt.model_fields))) for site in result.sites),
         )
 
-    def _evaluate(self, runs: Sequence[RunAt], *, complete: bool) -> Evaluation:
+    def _evaluate(self, runs: Sequence[RunAt], *, complete: bool) -> AccuracyReport:
         config = self._config
-        return Evaluation(
+        return AccuracyReport(
             method=config.method.value,
             protection=config.protection.value,
             dataset=config.dataset,

@@ -12,7 +12,7 @@ Noise that differs from the claim can reveal more, and the scores look for three
 - sums that got no noise: scores are Fisher's discriminant, weighted by the inverse of the sums' empirical covariance;
 - classes without any noise: canaries whose scores are equal in every bit are guessed first.
 
-No score depends on the coin flips, which the theorem of :mod:`protoseal.audit.canary_bound` demands.
+No score depends on the coin flips, which the theorem of :mod:`protoseal.audit.canary_audit` demands.
 
 Limits:
 
@@ -37,8 +37,7 @@ from privacy.accounting.events import GaussianRelease, Unit
 from privacy.mechanisms.grid import SIGMA, Ints
 from privacy.mechanisms.joint_clipping import joint_sums
 from privacy.mechanisms.prototype_query import PrototypeQuery, Sums
-from protoseal.audit.canary_audit import fresh_generator
-from protoseal.audit.canary_bound import Bool, Float
+from protoseal.audit.canary_audit import Bool, Float, fresh_generator
 from protoseal.audit.trade_off import TradeOff, composed_trade_off
 
 LENGTH = 100.0

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
 from protoseal.audit.exact_sums import Float, added_parts
-from protoseal.audit.run_checks import NOISE, POWER, Check, Outcome, leave_open, refute, uphold
+from protoseal.audit.run_checks import NOISE, POWER, Check, CheckOutcome, leave_open, refute, uphold
 from protoseal.audit.site_evidence import SiteEvidence
 from protoseal.audit.statistical_tests import (
     alike_p,
@@ -62,13 +62,13 @@ def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
             yield leave_open(NOISE, "sites share the noise of sums, and a site's term is not kept")
         elif last is None:
             yield leave_open(NOISE, kept)
-        elif last.outcome is Outcome.FOUND:
+        elif last.outcome is CheckOutcome.FOUND:
             yield last
         else:
             yield leave_open(NOISE, f"{kept}; of the prototypes that the site saved: {last.reason}")
         return
     deviation = check_deviation(evidence.noise, level)
-    if evidence.agreement.distributed_noise and deviation.outcome is Outcome.STANDS:
+    if evidence.agreement.distributed_noise and deviation.outcome is CheckOutcome.STANDS:
         yield leave_open(NOISE, f"sites share the noise of sums; of the clustering alone: {deviation.reason}")
     else:
         yield deviation

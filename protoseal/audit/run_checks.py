@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protoseal.audit.canary_audit import Verdict
+from protoseal.audit.canary_audit import AuditVerdict
 
 POWER = 0.95
 """Least probability with which a check that stands would have found the weakness that it names."""
@@ -22,7 +22,7 @@ ALL_SITES = "all sites"
 """Name under which checks over several sites are reported."""
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """Outcome of a check of a run: a weakness was found, the claim stands, or the check says nothing."""
 
     FOUND = "found"
@@ -35,24 +35,24 @@ class Check:
     """Outcome of the check for one ``weakness``, with its reason in words and its p-value, if the check has one."""
 
     weakness: str
-    outcome: Outcome
+    outcome: CheckOutcome
     reason: str
     p_value: float | None = None
 
 
 def refute(weakness: str, reason: str, p_value: float | None = None) -> Check:
     """Return the check of a weakness that was found, which refutes the claim."""
-    return Check(weakness, Outcome.FOUND, reason, p_value)
+    return Check(weakness, CheckOutcome.FOUND, reason, p_value)
 
 
 def uphold(weakness: str, reason: str, p_value: float | None = None) -> Check:
     """Return the check of a weakness that would have been found."""
-    return Check(weakness, Outcome.STANDS, reason, p_value)
+    return Check(weakness, CheckOutcome.STANDS, reason, p_value)
 
 
 def leave_open(weakness: str, reason: str, p_value: float | None = None) -> Check:
     """Return the check of a weakness of which the record does not say enough."""
-    return Check(weakness, Outcome.NOT_COVERED, reason, p_value)
+    return Check(weakness, CheckOutcome.NOT_COVERED, reason, p_value)
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,22 @@ class RunAudit:
     checks: Mapping[str, Sequence[Check]]
     essential: frozenset[str] = ESSENTIAL
 
-    def of(self, outcome: Outcome) -> list[tuple[str, Check]]:
+    def of(self, outcome: CheckOutcome) -> list[tuple[str, Check]]:
         """Return the checks with an outcome, each with its site."""
         return [
             (site, check) for site, all_ in self.checks.items() for check in all_ if check.outcome is outcome
         ]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AuditVerdict:
         """Verdict: refuted by any weakness; too weak to tell if the record does not cover an essential one."""
-        if self.of(Outcome.FOUND):
-            return Verdict.REFUTED
+        if self.of(CheckOutcome.FOUND):
+            return AuditVerdict.REFUTED
         sites = [checks for site, checks in self.checks.items() if site != ALL_SITES]
-        covered = all(self.essential <= _weaknesses(checks, Outcome.STANDS) for checks in sites)
-        open_ = any(self.essential & _weaknesses(checks, Outcome.NOT_COVERED) for checks in sites)
-        return Verdict.STANDS if sites and covered and not open_ else Verdict.TOO_WEAK
+        covered = all(self.essential <= _weaknesses(checks, CheckOutcome.STANDS) for checks in sites)
+        open_ = any(self.essential & _weaknesses(checks, CheckOutcome.NOT_COVERED) for checks in sites)
+        return AuditVerdict.STANDS if sites and covered and not open_ else AuditVerdict.TOO_WEAK
 
 
-def _weaknesses(checks: Sequence[Check], outcome: Outcome) -> set[str]:
+def _weaknesses(checks: Sequence[Check], outcome: CheckOutcome) -> set[str]:
     return {check.weakness for check in checks if check.outcome is outcome}

@@ -197,7 +197,7 @@ def load_simulation_evidence(
     seed_folders = sorted(path for path in folder.glob("seed-*") if path.is_dir())
     for seed_folder in seed_folders or [folder]:
         seed = int(seed_folder.name.removeprefix("seed-")) if seed_folders else config.seeds[0]
-        runs = [SavedRun.of(path) for path in sorted((seed_folder / RUNS).glob("*.json"))]
+        runs = [SavedRun.read(path) for path in sorted((seed_folder / RUNS).glob("*.json"))]
         noisy = [run for run in runs if run.method not in CONTROLS and run.agreement.privacy is not None]
         if not noisy:
             continue

@@ -28,8 +28,7 @@ from algorithms.losses import Outputs, Terms
 from algorithms.prototypes import Guide
 from privacy.accounting.accountant import Composed
 from privacy.accounting.events import DpSgd, Unit
-from protoseal.audit.canary_audit import fresh_generator
-from protoseal.audit.canary_bound import Bool, Float
+from protoseal.audit.canary_audit import Bool, Float, fresh_generator
 from protoseal.audit.trade_off import TradeOff, composed_trade_off
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.batches import TensorSource

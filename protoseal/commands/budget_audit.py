@@ -226,7 +226,7 @@ def audit_recorded_run(
     site's run is audited at the site, with its data. Exact sums are computed again from the records, by code of the
     audit's own. Checked are the noise, clipping, what was sent, and what the ledger charged. Nothing exact is printed.
     """
-    from protoseal.audit.canary_audit import Verdict
+    from protoseal.audit.canary_audit import AuditVerdict
     from protoseal.audit.run_audit import audit_run
     from protoseal.audit.site_evidence import load_simulation_evidence, load_site_evidence
 
@@ -251,7 +251,7 @@ def audit_recorded_run(
         click.echo("\n\n".join(map(_describe_run, audits)))
     # One refuted run refutes them all; without any, one weak run leaves them open.
     verdicts = {audit.verdict for audit in audits}
-    worst_first = (Verdict.REFUTED, Verdict.TOO_WEAK, Verdict.STANDS)
+    worst_first = (AuditVerdict.REFUTED, AuditVerdict.TOO_WEAK, AuditVerdict.STANDS)
     raise SystemExit(next(EXIT_CODES[verdict] for verdict in worst_first if verdict in verdicts))
 
 
@@ -271,10 +271,10 @@ def _run_to_json(audit: RunAudit) -> dict[str, object]:
 
 
 def _describe_run(audit: RunAudit) -> str:
-    from protoseal.audit.run_checks import Outcome
+    from protoseal.audit.run_checks import CheckOutcome
 
     lines = [f"{audit.verdict.value.upper()}: run {audit.run!r}"]
-    for outcome in Outcome:
+    for outcome in CheckOutcome:
         sites_by_check: dict[str, list[str]] = {}
         for site, check in audit.of(outcome):
             sites_by_check.setdefault(f"{check.weakness} ({check.reason})", []).append(site)
@@ -367,16 +367,16 @@ def _describe_audit(audit: CanaryAudit, figures: dict[str, Any]) -> str:
 
 
 def _explain_verdict(audit: CanaryAudit) -> str:
-    from protoseal.audit.canary_audit import Verdict
+    from protoseal.audit.canary_audit import AuditVerdict
 
-    if audit.verdict is Verdict.REFUTED:
+    if audit.verdict is AuditVerdict.REFUTED:
         return "the mechanism loses more privacy than is claimed"
     if audit.is_doubtful:
         return (
             f"the claimed noise gives fewer than {audit.plan.doubtful} right guesses, and {audit.plan.refuting} would"
             " refute: look for missing noise, and audit again with more --canaries"
         )
-    if audit.verdict is Verdict.TOO_WEAK:
+    if audit.verdict is AuditVerdict.TOO_WEAK:
         return (
             f"half the noise would pass with a probability of up to {audit.plan.missed:.2g}: audit with more"
             " --canaries, fewer releases or rounds, or let --guesses find their number"

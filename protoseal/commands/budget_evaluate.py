@@ -17,7 +17,7 @@ from protoseal.commands.simulate import simulate
 from protoseal.commands.terminal_output import one_line_errors
 
 if TYPE_CHECKING:
-    from protoseal.audit.accuracy_records import Evaluation
+    from protoseal.audit.accuracy_report import AccuracyReport
     from protoseal.simulation.config import SimulationConfig
     from protoseal.simulation.experiment import Watcher
 
@@ -96,7 +96,7 @@ def evaluate_command(
     Each run is a simulation in its own folder under --out, which then has evaluate.json and evaluate.html. Runs that
     are finished are not repeated.
     """
-    from protoseal.audit.accuracy_page import write_accuracy_page
+    from protoseal.audit.accuracy_report import write_accuracy_page
     from protoseal.audit.budget_curve import BudgetCurve, request_runs
     from protoseal.commands.simulation_progress import show_progress
     from protoseal.simulation.config import load_simulation
@@ -122,8 +122,8 @@ def evaluate_command(
     click.echo(f"Everything is in {loaded.out}")
 
 
-def _table(evaluation: Evaluation) -> Table:
-    from protoseal.audit.accuracy_page import FREEZING, epsilon_text, spread_text
+def _table(evaluation: AccuracyReport) -> Table:
+    from protoseal.audit.accuracy_report import FREEZING, epsilon_text, spread_text
     from protoseal.reports.tables import NO_PROTOTYPE, add_columns, new_table, paired_text
 
     title = f"{evaluation.method} under {evaluation.protection}, {evaluation.dataset}, δ = {evaluation.delta:g}, %"

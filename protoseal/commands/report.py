@@ -28,7 +28,7 @@ def report(run_dir: Path, class_name: str | None, against: Path | None) -> None:
     """Write RUN_DIR/report.html, a self-contained page, from RUN_DIR/result.json and the sites' folders."""
     from protoseal.reports.report import write_report
     from protoseal.reports.result_files import read_result
-    from protoseal.reports.seed_statistics import between_runs
+    from protoseal.reports.run_results import between_runs
     from protoseal.reports.tables import pairs_table
 
     if against is None:

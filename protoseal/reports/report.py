@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 
 from agreement.storage.run_files import FileError
 from agreement.toml_loading import nearest
-from protoseal.reports.figures import (
+from protoseal.reports.pages import (
     NAMED_SITES,
     STYLE,
+    Filters,
+    data_uri,
     draw_legend,
+    json_text,
     new_figure,
     series_colour,
     svg_text,
+    write_page,
 )
-from protoseal.reports.pages import Filters, data_uri, json_text, write_page
 from protoseal.reports.privacy_statement import privacy_statement
 from protoseal.reports.result_files import RunResult, read_result, site_folder
 from protoseal.reports.split_report import PLOT

@@ -1,4 +1,4 @@
-"""Reader and writer of ``result.json`` and of the records of simulated runs.
+"""Reader and writer of ``result.json``.
 
 ``RUN/result.json`` and ``RUN/report.html``; ``RUN/sites/NAME/`` (or a deployed site's ``out``) holds
 ``agreement.json``, ``site.json``, ``model.safetensors`` and ``prototypes.safetensors``. A site's folder is private to
@@ -15,7 +15,7 @@ from pydantic import Field
 from agreement import Inference
 from agreement.storage.run_files import Bytes, Duration, Record, Samples, Share, read_json, write_json
 from secure_client.diagnosis.diagnoses import Diagnosis
-from secure_client.output.site_log import Personalised, SiteLog
+from secure_client.output.site_log import Personalised
 
 RESULT = "result.json"
 
@@ -91,7 +91,7 @@ class SeedFigures(Record):
     data_sha256: str | None = None
 
 
-class Spread(Record):
+class SeedSpread(Record):
     """Mean and sample standard deviation, over seeds, of the sites' mean."""
 
     mean: Share
@@ -146,9 +146,9 @@ class RunResult(Record):
     groups: tuple[tuple[str, ...], ...] = ()
     """Groups of sites that averaged in the last round, or ``best_round``; empty for a method without groups."""
     seeds: tuple[SeedFigures, ...] = ()
-    spread: Spread | None = None
-    """Spread of ``mean_accuracy`` over the seeds."""
-    summary: dict[str, dict[str, Spread]] = Field(default_factory=dict)
+    spread: SeedSpread | None = None
+    """SeedSpread of ``mean_accuracy`` over the seeds."""
+    summary: dict[str, dict[str, SeedSpread]] = Field(default_factory=dict)
     """Mean and spread over several seeds, for the method and each compared, by the names in ``metrics``."""
     differences: dict[str, dict[str, Paired]] = Field(default_factory=dict)
     """Differences between the method and each compared, over several seeds, by the names in ``metrics``."""
@@ -160,21 +160,6 @@ class RunResult(Record):
     """Signs of wrong settings, with their remedies, for the method and each compared method."""
 
 
-class RunRecord(Record):
-    """Content of ``runs/METHOD.json``: a simulated run that has ended, with all inputs of its results.
-
-    ``agreement`` and ``rounds`` are an agreement and a coordinator's rounds as JSON has them.
-    """
-
-    schema_version: Literal[1] = Field(default=1, alias="schema")
-    method: str
-    agreement: dict[str, Any]
-    sites: tuple[SiteLog, ...]
-    rounds: tuple[dict[str, Any], ...]
-    best_round: Annotated[int, Field(ge=1)] | None
-    data_sha256: str
-
-
 def write_result(run: Path, result: RunResult) -> Path:
     """Write ``result.json`` into the folder of a run and return its path."""
     return write_json(run / RESULT, result)
@@ -183,16 +168,6 @@ def write_result(run: Path, result: RunResult) -> Path:
 def read_result(run: Path) -> RunResult:
     """Read the ``result.json`` of a run; raise :class:`agreement.storage.run_files.FileError`."""
     return read_json(run / RESULT, RunResult, "give the folder that a run wrote to")
-
-
-def write_record(path: Path, record: RunRecord) -> Path:
-    """Write the record of a run that has ended and return its path."""
-    return write_json(path, record)
-
-
-def read_record(path: Path) -> RunRecord:
-    """Read the record of a run that has ended; raise :class:`agreement.storage.run_files.FileError`."""
-    return read_json(path, RunRecord, "delete it to run that method again, or use --fresh to start over")
 
 
 def site_folder(run: Path, site: str) -> Path:

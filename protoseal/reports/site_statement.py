@@ -43,7 +43,7 @@ _FEWER = "the run ended early, or has not ended, or the site missed the round of
 
 
 @dataclass(frozen=True)
-class Section:
+class StatementSection:
     """Part of a page: sentences, then a table whose first row is its heads, then a list."""
 
     title: str
@@ -83,7 +83,7 @@ def _describe_dates(runs: Sequence[RunFacts]) -> str:
     return f"{len(runs)} run{'s' * (len(runs) != 1)}, {dates}"
 
 
-def sections(facts: StatementFacts) -> tuple[Section, ...]:
+def sections(facts: StatementFacts) -> tuple[StatementSection, ...]:
     """Return the parts of the page after its headline."""
     guaranteed = (
         [_protected_section(facts), _certainty_section(facts)] if facts.recognised is not None else []
@@ -92,17 +92,17 @@ def sections(facts: StatementFacts) -> tuple[Section, ...]:
     mechanism = [_mechanism_section(facts)] if facts.released else []
     confirmed = tuple(list_to_confirm(facts))
     return (
-        *([Section(CONFIRM, (), items=confirmed)] if confirmed else []),
+        *([StatementSection(CONFIRM, (), items=confirmed)] if confirmed else []),
         *guaranteed,
         *recorded,
-        Section("What is not covered", (), items=tuple(list_not_covered(facts))),
+        StatementSection("What is not covered", (), items=tuple(list_not_covered(facts))),
         *mechanism,
     )
 
 
-def _protected_section(facts: StatementFacts) -> Section:
+def _protected_section(facts: StatementFacts) -> StatementSection:
     trained = ", and the model, which was trained by DP-SGD" if facts.trains else ""
-    return Section(
+    return StatementSection(
         "What is protected, and from whom",
         (
             f"The unit of protection is {facts.members.one}: {facts.members.meaning}. Neighbouring data sets differ by"
@@ -128,7 +128,7 @@ def _describe_shared(colluding: int | None) -> Iterator[str]:
     )
 
 
-def _certainty_section(facts: StatementFacts) -> Section:
+def _certainty_section(facts: StatementFacts) -> StatementSection:
     recognised = facts.recognised
     if recognised is None:
         raise ValueError("nothing is guaranteed")
@@ -144,7 +144,7 @@ def _certainty_section(facts: StatementFacts) -> Section:
         else "The table follows from the noise of all releases together and is the limit: no attack on what was sent"
         " does better, whatever the records are, and a real one usually does worse."
     )
-    return Section(
+    return StatementSection(
         "How surely",
         (
             "An attacker who wants to know who is in the data also picks out some who are not. The more of these it"
@@ -155,7 +155,7 @@ def _certainty_section(facts: StatementFacts) -> Section:
     )
 
 
-def _spent_section(facts: StatementFacts, account: Account) -> Section:
+def _spent_section(facts: StatementFacts, account: Account) -> StatementSection:
     limit = account.limit
     rows = tuple(
         (
@@ -167,7 +167,7 @@ def _spent_section(facts: StatementFacts, account: Account) -> Section:
         for run in facts.runs
     )
     counts = "" if facts.why_none is None else " This ε counts the noisy releases alone and bounds nothing."
-    return Section(
+    return StatementSection(
         "What was spent",
         (
             f"All runs together have spent ε = {facts.epsilon:.4g} of a limit of {limit.epsilon:g}, at"
@@ -236,9 +236,9 @@ def _describe_plan(facts: StatementFacts) -> Iterator[str]:
     )
 
 
-def _mechanism_section(facts: StatementFacts) -> Section:
+def _mechanism_section(facts: StatementFacts) -> StatementSection:
     limit = Limit(1.0, 0.5) if facts.account is None else facts.account.limit
-    return Section(
+    return StatementSection(
         "Mechanism and composition, for specialists",
         (
             *list_mechanisms(facts),

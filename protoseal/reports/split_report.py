@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from agreement.storage.run_files import write_text
-from protoseal.reports.figures import (
+from protoseal.reports.pages import (
     NAMED_SITES,
     STYLE,
     draw_legend,

@@ -23,7 +23,7 @@ from protoseal.reports.privacy_statement import describe_observers, out_of_hundr
 from protoseal.reports.site_statement import (
     CONFIRM,
     SENT,
-    Section,
+    StatementSection,
     describe_composition,
     headline,
     list_mechanisms,
@@ -67,7 +67,7 @@ def statement_text(facts: StatementFacts) -> str:
     return "\n".join(lines)
 
 
-def _lines(section: Section) -> Iterator[str]:
+def _lines(section: StatementSection) -> Iterator[str]:
     for sentence in section.sentences:
         yield from _WRAPPED.wrap(sentence)
     if section.table:

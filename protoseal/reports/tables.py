@@ -8,7 +8,7 @@ from rich.table import Table
 
 from agreement import Inference
 from privacy.accounting.events import Unit
-from protoseal.reports.result_files import Paired, RunResult, SiteFigures, Spread
+from protoseal.reports.result_files import Paired, RunResult, SeedSpread, SiteFigures
 from secure_client.output.site_log import Personalised, SiteRound
 
 NO_GLOBAL_MODEL = (
@@ -204,7 +204,7 @@ def view_table(result: RunResult) -> Table:
     return table
 
 
-def spread_text(spread: Spread | None) -> str:
+def spread_text(spread: SeedSpread | None) -> str:
     """Return mean and standard deviation in per cent."""
     return "-" if spread is None else f"{percent(spread.mean)} ± {percent(spread.standard_deviation)}"
 

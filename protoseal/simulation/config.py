@@ -109,24 +109,24 @@ class SimulationConfig(RunSettings):
     @field_validator("extension", mode="before")
     @classmethod
     def _parse_extension_settings(cls, tables: Any, info: ValidationInfo) -> Any:
-        every = [*used_so_far(info), *info.data.get("compare", ())]
-        return extension_settings(tables, every, source_of(info)) if isinstance(tables, dict) else tables
+        used = [*used_so_far(info), *info.data.get("compare", ())]
+        return extension_settings(tables, used, source_of(info)) if isinstance(tables, dict) else tables
 
     @field_validator("dataset", mode="after")
     @classmethod
-    def _data_from_directory(cls, spec: str, info: ValidationInfo) -> str:
+    def _resolve_dataset(cls, spec: str, info: ValidationInfo) -> str:
         return data_spec(spec, directory_of(info))
 
     @field_validator("seeds", mode="after")
     @classmethod
-    def _distinct_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+    def _check_seeds_are_distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(seeds)) < len(seeds):
             raise ValueError("seeds has a duplicate; name each seed once")
         return seeds
 
     @model_validator(mode="after")
-    def _check_number_of_sites(self) -> Self:
-        if not self.is_split and self.sites < self.fewest_sites:
+    def _check_enough_sites(self) -> Self:
+        if not self.has_site_files and self.sites < self.fewest_sites:
             raise ValueError(
                 f"sites = {self.sites} is below {self.fewest_sites}, the fewest that min_holders and"
                 " min_sites allow; use more sites, or lower min_holders"
@@ -134,9 +134,9 @@ class SimulationConfig(RunSettings):
         return self
 
     @model_validator(mode="after")
-    def _check_no_second_split(self) -> Self:
+    def _check_split_is_used(self) -> Self:
         idle = [name for name in SPLITTING if name in self.model_fields_set]
-        if self.is_split and idle:
+        if self.has_site_files and idle:
             raise ValueError(
                 f"{' and '.join(idle)} has no effect with {SITES_FORM}DIR, which has each site's training and "
                 "test samples in a file: leave it out"
@@ -144,7 +144,7 @@ class SimulationConfig(RunSettings):
         return self
 
     @model_validator(mode="after")
-    def _check_protection(self) -> Self:
+    def _check_protection_serves_methods(self) -> Self:
         for method in self.methods:
             self.check_served(method)
         return self
@@ -168,8 +168,8 @@ class SimulationConfig(RunSettings):
         return self
 
     @model_validator(mode="after")
-    def _check_protected_sites(self) -> Self:
-        if not self.is_split:
+    def _check_protection_serves_sites(self) -> Self:
+        if not self.has_site_files:
             for method in self.methods:
                 self.check_sites(method, self.sites)
         return self
@@ -196,7 +196,7 @@ class SimulationConfig(RunSettings):
         return self
 
     @property
-    def is_split(self) -> bool:
+    def has_site_files(self) -> bool:
         """True if the data set has a file for each site, and needs no split."""
         return self.dataset.startswith(SITES_FORM)
 
@@ -211,7 +211,7 @@ class SimulationConfig(RunSettings):
         federated = [method for method in self.methods if method not in CONTROLS]
         return federated[0] if federated else Method.PFPL
 
-    def model_of(self, position: int) -> str:
+    def model_at(self, position: int) -> str:
         """Return the model of the site at ``position`` in the order of names."""
         return self.models[position % len(self.models)] if self.models else self.training.model
 
@@ -237,9 +237,9 @@ class SimulationConfig(RunSettings):
         table = self.model_dump(mode="json", by_alias=True, include={*RunSettings.model_fields, "extension"})
         images = preprocessing if isinstance(preprocessing, PreprocessingSection) else None
         used = (method.value, self.protection.value)
-        table["extension"] = {name: own for name, own in table["extension"].items() if name in used}
+        table["extension"] = {name: settings for name, settings in table["extension"].items() if name in used}
         table["training"]["init_seed"] = seed
-        table["training"]["model"] = self.model_of(0)
+        table["training"]["model"] = self.model_at(0)
         if averaged is not None:
             table["averaging"] |= {"parameters": averaged[0], "buffers": averaged[1]}
         if method is Method.AVERAGE:
@@ -273,19 +273,18 @@ def load_simulation(
         *(setting.partition("=")[2].strip(" '\"") for setting in settings),
     ]
     if any(value.startswith(SITES_FORM) for value in named):
-        table = {
-            key: value for key, value in table.items() if key not in SPLITTING
-        }  # they belong to other data
+        # The file's settings of a split belong to the file's data, which the flags replace.
+        table = {key: value for key, value in table.items() if key not in SPLITTING}
     for setting in settings:
-        _set(table, setting)
-    given = {key: _from_here(key, value) for key, value in flags.items() if value is not None}
+        _apply_setting(table, setting)
+    given = {key: _resolve_flag(key, value) for key, value in flags.items() if value is not None}
     if path is not None and "out" not in table | given:
-        given["out"] = _from_here("out", f"runs/{path.stem}")
+        given["out"] = _resolve_flag("out", f"runs/{path.stem}")
     directory = Path() if path is None else path.parent
     return validate(SimulationConfig, table | given, source=str(path or "simulate"), directory=directory)
 
 
-def _set(table: dict[str, Any], setting: str) -> None:
+def _apply_setting(table: dict[str, Any], setting: str) -> None:
     """Put one setting into the table."""
     name, separator, text = setting.partition("=")
     *sections, key = name.strip().split(".")
@@ -295,17 +294,17 @@ def _set(table: dict[str, Any], setting: str) -> None:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
             raise ConfigError("--set", [f"{setting!r}: {section} is not a section"])
-    table[key] = _value(text.strip())
+    table[key] = _parse_value(text.strip())
 
 
-def _value(text: str) -> object:
+def _parse_value(text: str) -> object:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 
 
-def _from_here(key: str, value: object) -> object:
+def _resolve_flag(key: str, value: object) -> object:
     if key in {"data_root", "out"}:
         return str(Path(str(value)).absolute())
     return data_spec(str(value), Path.cwd()) if key == "dataset" else value

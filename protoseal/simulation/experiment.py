@@ -9,20 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import Dataset
 
 from agreement import CONTROLS, Agreement, ConfigError, Method
 from crypto.protection import Pool
-from protoseal.reports.result_files import RunResult, write_record, write_result
-from protoseal.reports.run_results import run_result
-from protoseal.reports.seed_statistics import over_seeds
+from protoseal.reports.result_files import RunResult, write_result
+from protoseal.reports.run_results import over_seeds, run_result
 from protoseal.reports.split_report import write_split
 from protoseal.simulation.batched.training import Batching
 from protoseal.simulation.config import SimulationConfig
-from protoseal.simulation.local_controls import run_control
-from protoseal.simulation.local_federation import LocalFederation, Outcome
+from protoseal.simulation.local_controls import LocalControl, run_control
+from protoseal.simulation.local_federation import LocalFederation, RunOutcome
 from protoseal.simulation.run_folder import COMPARED, RunFolder, SavedRun
 from protoseal.simulation.site_datasets import DividedData, divide
 from protoseal.simulation.site_pool import SiteTesting, SiteTraining
@@ -54,7 +53,7 @@ class EndedRun:
 
     seed: int
     method: Method
-    outcome: Outcome
+    outcome: RunOutcome
     anew: bool
 
 
@@ -94,8 +93,10 @@ def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh:
     configuration.
     """
     folder = RunFolder(config)
-    if fresh:
-        _check(config)
+    if fresh:  # any error of the first seed's data, split or models comes before existing results are deleted
+        scene = load_scene(config, config.seeds[0])
+        for agreement in map(scene.agreement, config.methods):
+            build_agreed_model(agreement, agreement.training.model)
     watcher = watcher or Watcher()
     with folder.claimed(fresh=fresh), _workers(config) as executor:
         results: dict[int, RunResult] = {}
@@ -156,7 +157,7 @@ class Scene:
 
 def load_scene(config: SimulationConfig, seed: int) -> Scene:
     """Read and divide one seed's data; raise the errors of :func:`simulate` for unsuitable data."""
-    divided = _divided(config, seed)
+    divided = _divide_data(config, seed)
     if len(divided.sites) < config.fewest_sites:
         raise ConfigError(
             config.dataset,
@@ -170,7 +171,7 @@ def load_scene(config: SimulationConfig, seed: int) -> Scene:
     return Scene(config, seed, divided, data, overall)
 
 
-def _divided(config: SimulationConfig, seed: int) -> DividedData:
+def _divide_data(config: SimulationConfig, seed: int) -> DividedData:
     return divide(
         config.dataset,
         config.split,
@@ -182,14 +183,6 @@ def _divided(config: SimulationConfig, seed: int) -> DividedData:
         class_names=config.class_names,
         tests=config.tests,
     )
-
-
-def _check(config: SimulationConfig) -> None:
-    """Raise any error of the first seed's data, split or models, before existing results are deleted."""
-    scene = load_scene(config, config.seeds[0])
-    for method in config.methods:
-        agreement = scene.agreement(method)
-        build_agreed_model(agreement, agreement.training.model)
 
 
 class SeedRuns:
@@ -212,18 +205,18 @@ class SeedRuns:
         for method in self._config.methods:
             run = self._runs[method] = ended.get(method) or self._run_or_resume(method)
             if method not in ended:
-                write_record(self._folder.record(self._seed, method), run.record())
+                run.write(self._folder.record(self._seed, method))
                 self._folder.drop_state(self._seed, method)
             elif self._config.keep_releases and method not in CONTROLS:
                 self._warn_without_releases(method)
             self._watcher.on_run(EndedRun(self._seed, method, run.outcome, anew=method not in ended))
-            result = self._publish(complete=len(self._runs) == len(self._config.methods))
+            result = self._publish_results(complete=len(self._runs) == len(self._config.methods))
         return result
 
     def _read_ended_runs(self) -> dict[Method, SavedRun]:
         """Read the runs that had ended before, all of them before another begins, since any may be refused."""
         paths = {method: self._folder.record(self._seed, method) for method in self._config.methods}
-        ended = {method: SavedRun.of(path) for method, path in paths.items() if path.exists()}
+        ended = {method: SavedRun.read(path) for method, path in paths.items() if path.exists()}
         for method, run in ended.items():
             self._folder.check_settings(paths[method], run.agreement)
         return ended
@@ -232,13 +225,13 @@ class SeedRuns:
     def _scene(self) -> Scene:
         scene = load_scene(self._config, self._seed)
         self._folder.check_data(
-            lambda seed: (scene.divided if seed == self._seed else _divided(self._config, seed)).sha256
+            lambda seed: (scene.divided if seed == self._seed else _divide_data(self._config, seed)).sha256
         )
         write_split(self._out, scene.divided.sites, scene.divided.classes)
         return scene
 
     def _warn_without_releases(self, method: Method) -> None:
-        folder = self._folder_of(method)
+        folder = self._method_folder(method)
         if not any(folder.glob(f"sites/*/{RELEASES}")):
             _log.warning(
                 "%s has a finished run that kept no releases: --fresh deletes it and runs it again with "
@@ -248,47 +241,39 @@ class SeedRuns:
 
     def _run_or_resume(self, method: Method) -> SavedRun:
         """Run a method, or resume its run from the state that a killed process left."""
-        aligned = self._config.self_aligns_as if method is Method.SELF else method
-        agreement = self._scene.agreement(aligned)
+        scene = self._scene
+        agreement = scene.agreement(self._config.self_aligns_as if method is Method.SELF else method)
+        # Before any state is written, so that a later start with other settings or data is refused.
         self._folder.keep_agreement(self._seed, method, agreement)
-        self._folder.keep_claim(self._seed, self._scene.divided.sha256)
+        self._folder.keep_claim(self._seed, scene.divided.sha256)
+        state, on_completed = self._folder.state(self._seed, method), partial(self._report_round, method)
         if method in CONTROLS:
-            return self._save(method, agreement, self._run_control(method, agreement))
-        with self._federation(method, agreement) as federation:
-            federation.run()
-            return self._save(method, agreement, federation.save(self._folder_of(method)))
+            outcome = run_control(
+                agreement,
+                method,
+                scene.data,
+                training=scene.training,
+                testing=scene.testing,
+                state=state,
+                on_completed=on_completed,
+            )
+        else:
+            with LocalFederation(
+                agreement,
+                scene.data,
+                method=method,
+                training=scene.training,
+                testing=scene.testing,
+                executor=self._executor,
+                keep_releases=self._config.keep_releases,
+                state=state,
+                on_completed=on_completed,
+            ) as federation:
+                federation.run()
+                outcome = federation.save(self._method_folder(method))
+        return SavedRun(method, agreement, outcome, scene.divided.sha256)
 
-    def _federation(self, method: Method, agreement: Agreement) -> LocalFederation:
-        scene = self._scene
-        return LocalFederation(
-            agreement,
-            scene.data,
-            method=method,
-            training=scene.training,
-            testing=scene.testing,
-            executor=self._executor,
-            keep_releases=self._config.keep_releases,
-            state=self._folder.state(self._seed, method),
-            on_completed=partial(self._report_round, method),
-        )
-
-    def _save(self, method: Method, agreement: Agreement, outcome: Outcome) -> SavedRun:
-        return SavedRun(method, agreement, outcome, self._scene.divided.sha256)
-
-    def _run_control(self, method: Method, agreement: Agreement) -> Outcome:
-        """``local`` trains by cross-entropy alone, ``self`` by the loss of the method that it is compared with."""
-        scene = self._scene
-        return run_control(
-            agreement,
-            method,
-            scene.data,
-            training=scene.training,
-            testing=scene.testing,
-            state=self._folder.state(self._seed, method),
-            on_completed=partial(self._report_round, method),
-        )
-
-    def _report_round(self, method: Method, run: HasOutcome, number: int) -> None:
+    def _report_round(self, method: Method, run: LocalFederation | LocalControl, number: int) -> None:
         reports = {
             site: done
             for site, log in run.outcome.sites.items()
@@ -297,17 +282,17 @@ class SeedRuns:
         }
         self._watcher.on_completed(CompletedRound(self._seed, method, number, reports))
 
-    def _folder_of(self, method: Method) -> Path:
+    def _method_folder(self, method: Method) -> Path:
         return self._out if method is self._config.method else self._out / COMPARED / method.value
 
-    def _publish(self, *, complete: bool) -> RunResult:
+    def _publish_results(self, *, complete: bool) -> RunResult:
         """Write the results so far; the method's own result comes first and therefore always exists."""
         for method, run in self._runs.items():
             if method is not self._config.method and method not in CONTROLS:
-                write_result(self._folder_of(method), self._result(run, [], complete=True))
-        own = self._runs[self._config.method]
-        others = [run for run in self._runs.values() if run is not own]
-        result = self._result(own, others, complete=complete)
+                write_result(self._method_folder(method), self._result(run, [], complete=True))
+        main = self._runs[self._config.method]
+        others = [run for run in self._runs.values() if run is not main]
+        result = self._result(main, others, complete=complete)
         _publish(self._watcher, self._out, result)
         return result
 
@@ -326,15 +311,6 @@ class SeedRuns:
             data_sha256=run.data_sha256,
             diagnoses=tuple(diagnosis for shown in (run, *others) for diagnosis in shown.diagnoses),
         )
-
-
-class HasOutcome(Protocol):
-    """Interface of a run that returns its outcome so far."""
-
-    @property
-    def outcome(self) -> Outcome:
-        """Return each site's log and the coordinator's rounds."""
-        ...
 
 
 def _publish(watcher: Watcher, folder: Path, result: RunResult) -> None:

@@ -91,7 +91,8 @@ class DirectTransport:
         self._coordinator = coordinator
         self._run = run
         self._site = site
-        self._on_payload, self._session = on_payload, 0
+        self._on_payload = on_payload
+        self._session = 0
 
     def join(self, request: JoinRequest) -> JoinReply:
         """See :class:`secure_client.client_loop.Transport`, here and below."""
@@ -122,7 +123,7 @@ class DirectTransport:
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """Result of a federation: each site's log, the coordinator's rounds, and the messages, if they were recorded.
 
     ``best_round`` is the reported round with early stopping, else None.
@@ -191,7 +192,8 @@ class LocalFederation:
         self._data = data
         self._training = training
         self._record = record
-        self._on_round, self._on_completed = on_round, on_completed
+        self._on_round = on_round
+        self._on_completed = on_completed
         self._keep_releases = keep_releases
         self._stack = ExitStack()
         try:
@@ -260,12 +262,12 @@ class LocalFederation:
         return self.log.rounds()
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         """Return the results so far."""
         received = list(self.store.received()) if self._record else []
-        return Outcome(self.pool.logs(), self.rounds, received, self.pool.best_round)
+        return RunOutcome(self.pool.logs(), self.rounds, received, self.pool.best_round)
 
-    def save(self, out: Path) -> Outcome:
+    def save(self, out: Path) -> RunOutcome:
         """Run the final tests, and write every site's files to ``out/sites/NAME``."""
 
         def save_site(name: str, learner: CheckpointedLearner) -> None:
@@ -277,7 +279,7 @@ class LocalFederation:
                 shutil.copytree(releases.kept.folder, folder / RELEASES, dirs_exist_ok=True)
                 shutil.copy2(releases.ledger.path, folder)
 
-        self.pool.close(save_site)
+        self.pool.run_final_tests(save_site)
         outcome = self.outcome
         for name, log in outcome.sites.items():
             write_site_log(site_folder(out, name), log)
@@ -324,7 +326,7 @@ class LocalFederation:
 
     def _open_site(self, party: Party, learner: CheckpointedLearner, journal: Journal) -> LocalSite:
         def tell(figures: SiteRound) -> None:
-            self._on_round(party.name, self.pool.tell(party.name, figures))
+            self._on_round(party.name, self.pool.record_round(party.name, figures))
 
         def count(key: PhaseKey, size: int, up: bool) -> None:
             self.log.put_payload(party.name, key, size, up=up)

@@ -13,22 +13,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from agreement import Agreement, Method, method_named
 from agreement.errors import UserError
-from agreement.storage.run_files import AGREEMENT, FileError, first_line, read_text, write_text
+from agreement.storage.run_files import (
+    AGREEMENT,
+    FileError,
+    Record,
+    first_line,
+    read_json,
+    read_text,
+    write_json,
+    write_text,
+)
 from privacy.errors import PrivacyError
-from protoseal.reports.result_files import RESULT, RunRecord, read_record
+from protoseal.reports.result_files import RESULT
 from protoseal.simulation.config import SimulationConfig
-from protoseal.simulation.local_federation import Outcome
+from protoseal.simulation.local_federation import RunOutcome
 from protoseal_files import durable_files
 from secure_client.diagnosis.diagnoses import Diagnosis, diagnose
 from secure_client.errors import SiteError
 from secure_client.output.site_files import read_agreement, write_agreement
-from secure_client.output.site_log import SITE_LOG
+from secure_client.output.site_log import SITE_LOG, SiteLog
 from secure_server.round_log import CoordinatorRound
 
 CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
@@ -52,7 +61,8 @@ class RunFolder:
         self._out = config.out
         self._several = len(config.seeds) > 1
         self._claim = _claim_of(config, self._several)
-        self._aligned, self._extension = config.self_aligns_as, config.extension
+        self._aligned = config.self_aligns_as
+        self._extension = config.extension
         self._data_checked = False
 
     @contextmanager
@@ -90,8 +100,8 @@ class RunFolder:
         only if earlier runs exist: files that change during a simulation are not detected.
         """
         if not self._data_checked and (self._out / CLAIM).exists():
-            known = self._known_data()
-            if known is None or digest_of(known["seed"]) != known["sha256"]:
+            claimed = self._claimed_data()
+            if claimed is None or digest_of(claimed["seed"]) != claimed["sha256"]:
                 raise OtherSimulation(
                     f"{self._out} has runs on other data than the present data: restore the earlier data, give "
                     "another --out, or use --fresh to delete those runs"
@@ -100,16 +110,15 @@ class RunFolder:
 
     def keep_claim(self, seed: int, data_sha256: str) -> None:
         """Record that the folder belongs to this configuration, and to the data with this digest in this seed."""
-        known = self._known_data() or {"seed": seed, "sha256": data_sha256}
-        claim = {**self._claim, _DATA: known}
+        claim = {**self._claim, _DATA: self._claimed_data() or {"seed": seed, "sha256": data_sha256}}
         write_text(self._out / CLAIM, json.dumps(claim, indent=2, sort_keys=True) + "\n")
 
-    def _known_data(self) -> dict[str, Any] | None:
+    def _claimed_data(self) -> dict[str, Any] | None:
         path = self._out / CLAIM
-        known: Any = json.loads(path.read_text(encoding="utf-8")).get(_DATA) if path.exists() else None
-        match known:
+        claimed: Any = json.loads(path.read_text(encoding="utf-8")).get(_DATA) if path.exists() else None
+        match claimed:
             case {"seed": int(), "sha256": str()}:
-                return {"seed": known["seed"], "sha256": known["sha256"]}
+                return {"seed": claimed["seed"], "sha256": claimed["sha256"]}
         return None
 
     def of_seed(self, seed: int) -> Path:
@@ -142,7 +151,7 @@ class RunFolder:
 
         The claim has only the settings of the method and the protection, since compared methods may change.
         """
-        others = [name for name, own in agreement.extension.items() if self._extension.get(name) != own]
+        others = [name for name, used in agreement.extension.items() if self._extension.get(name) != used]
         if others:
             raise OtherSimulation(
                 f"{place} has other settings (extension.{', extension.'.join(others)}): restore the earlier "
@@ -166,14 +175,14 @@ class RunFolder:
         if not path.exists():
             return
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            claim = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise OtherSimulation(
                 f"{path} is damaged; use --fresh to start over, or another --out"
             ) from error
-        if isinstance(found, dict):
-            found.pop(_DATA, None)  # compared after the data are read
-        differing = _differing(found, self._claim) if isinstance(found, dict) else ["everything"]
+        if isinstance(claim, dict):
+            claim.pop(_DATA, None)  # compared after the data are read
+        differing = _list_differing(claim, self._claim) if isinstance(claim, dict) else ["everything"]
         if differing:
             raise OtherSimulation(
                 f"{self._out} has runs of another configuration ({', '.join(differing)}): restore that "
@@ -181,7 +190,7 @@ class RunFolder:
             )
 
     def _check_is_a_simulation(self) -> None:
-        """Refuse a folder with other files, which must not be deleted."""
+        # A folder with other files is refused, since ``fresh`` deletes by name.
         begun = (self._out / CLAIM).exists() or (self._out / STATE / _LOCK).exists()
         if self._out.exists() and any(self._out.iterdir()) and not begun:
             raise OtherSimulation(
@@ -245,18 +254,18 @@ def _claim_of(config: SimulationConfig, several: bool) -> dict[str, Any]:
     """Return the settings that must be equal for runs of one simulation."""
     content = config.model_dump(mode="json", by_alias=True, exclude=set(FREE))
     used = {config.method.value, config.protection.value}
-    content["extension"] = {name: each for name, each in content["extension"].items() if name in used}
+    content["extension"] = {name: settings for name, settings in content["extension"].items() if name in used}
     # One seed's results have the same place as the summary of several seeds.
     return {"schema": 1, "seed": None if several else config.seeds[0], "config": content}
 
 
-def _differing(found: dict[str, Any], expected: dict[str, Any], prefix: str = "") -> list[str]:
+def _list_differing(claim: dict[str, Any], expected: dict[str, Any], prefix: str = "") -> list[str]:
     """Return the names of settings that differ."""
     names: list[str] = []
-    for key in sorted(found.keys() | expected.keys()):
-        one, other = found.get(key), expected.get(key)
+    for key in sorted(claim.keys() | expected.keys()):
+        one, other = claim.get(key), expected.get(key)
         if isinstance(one, dict) and isinstance(other, dict):
-            names += _differing(one, other, "" if key == "config" else f"{prefix}{key}.")
+            names += _list_differing(one, other, "" if key == "config" else f"{prefix}{key}.")
         elif one != other:
             names.append(prefix + key)
     return names
@@ -274,13 +283,25 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+class RunRecord(Record):
+    """Content of ``runs/METHOD.json``. ``agreement`` and ``rounds`` are as JSON has them."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    method: str
+    agreement: dict[str, Any]
+    sites: tuple[SiteLog, ...]
+    rounds: tuple[dict[str, Any], ...]
+    best_round: Annotated[int, Field(ge=1)] | None
+    data_sha256: str
+
+
 @dataclass(frozen=True)
 class SavedRun:
     """Run of one method on one seed's data, finished or so far; ``data_sha256`` is the data's hash."""
 
     method: Method
     agreement: Agreement
-    outcome: Outcome
+    outcome: RunOutcome
     data_sha256: str
 
     @property
@@ -288,27 +309,25 @@ class SavedRun:
         """Signs of wrong settings in all rounds, those after the best round included."""
         return diagnose(self.agreement, self.method, self.outcome.site_rounds.values())
 
-    def record(self) -> RunRecord:
-        """Return the record of the finished run, which :meth:`of` reads."""
-        return RunRecord(
+    def write(self, path: Path) -> None:
+        """Write the record of the finished run."""
+        record = RunRecord(
             method=self.method.value,
             agreement=self.agreement.model_dump(mode="json", by_alias=True),
             sites=tuple(self.outcome.sites.values()),
-            rounds=tuple(asdict(done) for done in self.outcome.rounds),
+            rounds=tuple(asdict(completed) for completed in self.outcome.rounds),
             best_round=self.outcome.best_round,
             data_sha256=self.data_sha256,
         )
+        write_json(path, record)
 
     @classmethod
-    def of(cls, path: Path) -> SavedRun:
+    def read(cls, path: Path) -> SavedRun:
         """Return the run that ended with this record; raise ``FileError`` for another file."""
-        record = read_record(path)
+        record = read_json(
+            path, RunRecord, "delete it to run that method again, or use --fresh to start over"
+        )
         agreement = Agreement.from_json(json.dumps(record.agreement), source=str(path))
         rounds = TypeAdapter(list[CoordinatorRound]).validate_python(record.rounds)
-        sites = {log.name: log for log in record.sites}
-        return cls(
-            method_named(record.method),
-            agreement,
-            Outcome(sites, rounds, [], record.best_round),
-            record.data_sha256,
-        )
+        outcome = RunOutcome({log.name: log for log in record.sites}, rounds, [], record.best_round)
+        return cls(method_named(record.method), agreement, outcome, record.data_sha256)

@@ -82,7 +82,7 @@ ONE_BY_ONE, EVERY_ROUND = SiteTraining(), SiteTesting()
 
 
 class SitePool:
-    """SitePool of one run of one method, by site name, with the rounds that they reported.
+    """Sites of one run of one method, by site name, with the rounds that they reported.
 
     A killed run resumes with the learners of its journals and the rounds of its log: reported rounds are not repeated,
     and only training that no journal has is repeated. If sites train one by one, the results are the same, bit for bit
@@ -147,15 +147,15 @@ class SitePool:
         for learner in waiting:
             learner.begin(round_number)
         losses_by_learner = run_or_fallback(
-            lambda: self._together(waiting, round_number),
-            lambda: _one_by_one(waiting, round_number),
+            lambda: self._train_together(waiting, round_number),
+            lambda: _train_one_by_one(waiting, round_number),
             f"training of {len(waiting)} sites as one program",
         )
         for learner, losses in zip(waiting, losses_by_learner, strict=True):
             learner.finish(round_number, losses)
         self._shares[round_number] = (time.perf_counter() - start) / len(waiting)
 
-    def tell(self, name: str, figures: SiteRound) -> SiteRound:
+    def record_round(self, name: str, figures: SiteRound) -> SiteRound:
         """Add the simulation's figures to a site's figures of a round, store them, and return them."""
         learner, seconds = self._learners[name], dict(figures.seconds)
         # Each site's time is an equal share of the common training's time.
@@ -166,7 +166,7 @@ class SitePool:
         if self._testing.patience is not None and validation is not None:
             validated = learner.evaluate_on(validation)
             update["accuracy_validation"] = validated.accuracy_by(self._agreement.inference)
-        return self._keep(name, figures.model_copy(update=update))
+        return self._store(name, figures.model_copy(update=update))
 
     def end_round(self, round_number: int) -> None:
         """Finish a round; call this after all sites' reports, before any site trains for the next round."""
@@ -186,11 +186,12 @@ class SitePool:
         if self._testing.patience is None or not self.completed:
             return None
         for number in range(len(self._means) + 1, self.completed + 1):
-            self._means[number] = self._validated(number)
+            self._means[number] = self._mean_validation(number)
+        # The earliest of equal rounds: patience counts from there, and a resumed run has to find the same one.
         return max(self._means, key=lambda number: (self._means[number], -number))
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """True if no training remains."""
         return self.stopped_early or self.completed >= self._agreement.rounds
 
@@ -202,19 +203,30 @@ class SitePool:
 
     # End of the run
 
-    def close(self, save: Callable[[str, CheckpointedLearner], None] = lambda name, learner: None) -> None:
-        """Run the final tests of the reported models, and ``save`` them.
+    def run_final_tests(
+        self, save: Callable[[str, CheckpointedLearner], None] = lambda name, learner: None
+    ) -> None:
+        """Test the reported models for the last time, and ``save`` them.
 
         With early stopping the sites return to the best round's model first. Logs a warning on rounds in which a site's
         training failed.
         """
-        self._warn_of_failures()
+        rounds = [report for reports in self._reports.values() for report in reports.values()]
+        failed = sum(not report.trained for report in rounds)
+        if failed:
+            _log.warning(
+                "%s: training failed in %d of %d rounds of all sites, whose models stayed unchanged: see the "
+                "sites' logs, and do not use the figures to judge the method",
+                self._method.value,
+                failed,
+                len(rounds),
+            )
         for name, learner in self._learners.items():
             if self._testing.patience is not None:
                 learner.go_back()
             last = self._reports[name].get(self.best_round or self.completed)
             if last is not None:
-                self._keep(name, self._closing(learner, last))
+                self._store(name, self._final_figures(learner, last))
             save(name, learner)
 
     def logs(self) -> dict[str, SiteLog]:
@@ -235,44 +247,36 @@ class SitePool:
 
     # Helpers
 
-    def _warn_of_failures(self) -> None:
-        rounds = [report for reports in self._reports.values() for report in reports.values()]
-        failed = sum(not done.trained for done in rounds)
-        if failed:
-            _log.warning(
-                "%s: training failed in %d of %d rounds of all sites, whose models stayed unchanged: see the "
-                "sites' logs, and do not use the figures to judge the method",
-                *(self._method.value, failed, len(rounds)),
-            )
-
-    def _together(self, waiting: Sequence[CheckpointedLearner], round_number: int) -> Sequence[Losses | None]:
+    def _train_together(
+        self, waiting: Sequence[CheckpointedLearner], round_number: int
+    ) -> Sequence[Losses | None]:
         for stage in zip(*(learner.jobs(round_number) for learner in waiting), strict=True):
             losses = run_together(stage, self._training.batching)
         return losses
 
-    def _keep(self, name: str, figures: SiteRound) -> SiteRound:
+    def _store(self, name: str, figures: SiteRound) -> SiteRound:
         self._log.put_site_round(name, figures)
         self._reports[name][figures.round] = figures
         return figures
 
-    def _validated(self, round_number: int) -> float:
+    def _mean_validation(self, round_number: int) -> float:
         """Return the mean validation accuracy; −1 for a round without all sites."""
         reports = [report[round_number] for report in self._reports.values() if round_number in report]
         value = mean(report.accuracy_validation for report in reports)
         return -1.0 if value is None or len(reports) < len(self._reports) else value
 
-    def _closing(self, learner: CheckpointedLearner, figures: SiteRound) -> SiteRound:
+    def _final_figures(self, learner: CheckpointedLearner, figures: SiteRound) -> SiteRound:
         update: dict[str, Any] = {}
         if self._testing.patience is not None or self._testing.per_class:
             tested = learner.evaluate()
-            update = {} if tested is None else self._tested(figures, tested)
+            update = {} if tested is None else self._test_figures(figures, tested)
         if self._testing.overall is not None:
             tested = learner.evaluate_on(self._testing.overall)
             update |= {"accuracy_global": tested.accuracy_by(self._agreement.inference)}
             update |= {"pm_v_global": tested.pm_v, "pm_l_global": tested.pm_l}
         return figures.model_copy(update=update)
 
-    def _tested(self, figures: SiteRound, tested: Evaluation) -> dict[str, Any]:
+    def _test_figures(self, figures: SiteRound, tested: Evaluation) -> dict[str, Any]:
         """Return the figures that follow from a test."""
         how = self._agreement.inference
         after = site_round(figures.round, figures.attempt, figures.sites, (), tested, {}, inference=how)
@@ -285,7 +289,7 @@ class SitePool:
         return update
 
 
-def _one_by_one(waiting: Sequence[CheckpointedLearner], round_number: int) -> list[Losses | None]:
+def _train_one_by_one(waiting: Sequence[CheckpointedLearner], round_number: int) -> list[Losses | None]:
     """Train each site by itself from the start of the round, so that a diverging site affects no other."""
     for learner in waiting:
         learner.undo()

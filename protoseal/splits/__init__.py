@@ -5,13 +5,11 @@ dealt out by it, so no sample is at two sites. Everything follows from a seed. T
 options, are in :mod:`protoseal.splits.split_options`.
 """
 
-from protoseal.splits.allocation import TRAIN_PART
 from protoseal.splits.partitions import by_domain, dirichlet, iid, mixed, shots
 from protoseal.splits.site_samples import SiteArrays, with_subjects, with_validation
 from protoseal.splits.split_options import Split, parse_split
 
 __all__ = [
-    "TRAIN_PART",
     "SiteArrays",
     "Split",
     "by_domain",

@@ -1,10 +1,12 @@
-"""Partitions: each split draws the shares (sites, domains, classes) by which samples are dealt out.
+"""Partitions: each split draws shares (sites, domains, classes), and the samples are shuffled and dealt out by them.
 
 In all partitions ``own_test`` is the share of each class that a site keeps for its tests, whatever test part the data
 set has, so that test and training samples have the same class proportions. Without ``own_test`` a site tests on the
 data set's test samples of its classes and domains, or on a quarter of its samples if the data set has no test part or
 the test part was pooled (:class:`protoseal.splits.split_options.Split`). Samples of a subject are never divided: shares
 are of subjects where samples have them, and a site can then have some samples of classes that it did not draw.
+
+A seed fixes a split to the last sample, so the order in which a function draws from its generator is part of the split.
 """
 
 from __future__ import annotations
@@ -15,11 +17,17 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protoseal.splits.allocation import deal, divide, keep_own_test, make_sites, thinned
-from protoseal.splits.site_samples import SiteArrays, units_of
-from secure_client.data.samples import Samples, TrainTest
+from protoseal.splits.site_samples import Pool, SharedSamples, SiteArrays, Units, units_of
+from secure_client.data.samples import Indices, Samples, TrainTest
 from secure_client.errors import DataError
 
+Shares = NDArray[np.float64]
+"""Shares (sites, domains, classes) by which the samples of a domain and class are distributed to sites."""
+Caps = NDArray[np.int64]
+"""Most training samples of a class at each site, (sites,), or of a domain and class at each site, (sites, domains)."""
+
+TRAIN_PART = 0.75
+"""Training share of each class at a site, where the data set has no test part of its own."""
 DRAWS = 100
 """Number of draws of a random split before giving up on its minimum."""
 
@@ -30,9 +38,9 @@ def iid(
     """Give every site an equal part of every class and domain; ``per_site`` as for :func:`dirichlet`."""
     rng = np.random.default_rng(seed)
     if per_site is not None:
-        data = replace(data, train=thinned(data.train, sites * per_site, rng))
+        data = replace(data, train=_thin(data.train, sites * per_site, rng))
     shares = np.ones((sites, len(data.domains), len(data.classes)))
-    return divide(data, shares, own_test=own_test, rng=rng)
+    return _divide(data, shares, own_test=own_test, rng=rng)
 
 
 def by_domain(
@@ -45,13 +53,13 @@ def by_domain(
     have no test part, the site's test samples are drawn from these samples.
     """
     rng = np.random.default_rng(seed)
-    homes = _domain_of_each(data, sites)
+    homes = _home_domains(data, sites)
     if per_site is not None:
         wanted = per_site * np.bincount(homes, minlength=len(data.domains))
-        data = replace(data, train=_thinned_domains(data.train, wanted, rng))
+        data = replace(data, train=_thin_domains(data.train, wanted, rng))
     shares = np.zeros((sites, len(data.domains), len(data.classes)))
     shares[np.arange(sites), homes] = 1.0
-    return divide(data, shares, own_test=own_test, rng=rng)
+    return _divide(data, shares, own_test=own_test, rng=rng)
 
 
 def mixed(
@@ -73,15 +81,15 @@ def mixed(
     Raises :class:`DataError` if a site's domain has too few classes, or sites cannot be filled.
     """
     rng = np.random.default_rng(seed)
-    counts = _class_counts(n, sites, len(data.classes), rng)
-    present = _present(data)
+    counts = _draw_class_counts(n, sites, len(data.classes), rng)
+    present = _class_presence(data)
     shares = np.zeros((sites, *present.shape))
-    for site, domain in enumerate(_domain_of_each(data, sites)):
+    for site, domain in enumerate(_home_domains(data, sites)):
         choice = np.flatnonzero(present[domain])
         _check_enough_classes(len(choice), counts[site], data.domains[domain])
         shares[site, domain, rng.choice(choice, counts[site], replace=False)] = 1.0
     caps = None if max_per_class is None else np.full(sites, max_per_class)
-    return divide(data, shares, caps=caps, own_test=own_test, rng=rng)
+    return _divide(data, shares, caps=caps, own_test=own_test, rng=rng)
 
 
 def shots(
@@ -119,23 +127,26 @@ def shots(
     rng = np.random.default_rng(seed)
     classes = len(data.classes)
     _check_enough_classes(classes, n, "the data set")
-    ways = np.minimum(_within(n, n_spread, sites, rng), classes)
-    caps = _within(k, k_spread, sites, rng)
-    everywhere = np.arange(len(data.domains))
+    ways = np.minimum(_draw_within(n, n_spread, sites, rng), classes)
+    caps = _draw_within(k, k_spread, sites, rng)
+    present = _class_presence(data)
     if domains is None:
-        homes, present, most = np.tile(everywhere, (sites, 1)), np.ones_like(_present(data)), caps
+        homes, part_caps = np.tile(np.arange(len(data.domains)), (sites, 1)), caps
+        present = np.ones_like(
+            present
+        )  # the k samples are drawn over all domains, so that no single one needs a class
     else:
-        _check_domains(len(everywhere), domains, int(caps.min()))
-        homes, present = _domains_of_each(data, sites, domains, rng), _present(data)
-        most = _divided(caps, homes, len(everywhere))
+        _check_domains(len(data.domains), domains, int(caps.min()))
+        homes = _draw_domains(data, sites, domains, rng)
+        part_caps = _divide_caps(caps, homes, len(data.domains))
     shares = np.zeros((sites, *present.shape))
-    for row, here in enumerate(homes):
-        choice = np.flatnonzero(present[here].all(axis=0))
-        _check_enough_classes(len(choice), ways[row], " with ".join(data.domains[d] for d in here))
-        shares[row][np.ix_(here, rng.choice(choice, ways[row], replace=False))] = 1.0
-    divided = divide(data, shares, caps=most, own_test=own_test, rng=rng)
-    for site, cap, share in zip(divided, caps, shares, strict=True):
-        _check_shots(site, data.classes, int(cap), np.flatnonzero(share.any(axis=0)))
+    for site, site_homes in enumerate(homes):
+        choice = np.flatnonzero(present[site_homes].all(axis=0))
+        _check_enough_classes(len(choice), ways[site], " with ".join(data.domains[d] for d in site_homes))
+        shares[site][np.ix_(site_homes, rng.choice(choice, ways[site], replace=False))] = 1.0
+    divided = _divide(data, shares, caps=part_caps, own_test=own_test, rng=rng)
+    for arrays, cap, share in zip(divided, caps, shares, strict=True):
+        _check_shots(arrays, data.classes, int(cap), np.flatnonzero(share.any(axis=0)))
     return divided
 
 
@@ -158,66 +169,78 @@ def dirichlet(
     """
     rng = np.random.default_rng(seed)
     if per_site is not None:
-        data = replace(data, train=thinned(data.train, sites * per_site, rng))
-    data, train_part = keep_own_test(data, own_test)
+        data = replace(data, train=_thin(data.train, sites * per_site, rng))
+    data, train_part = _keep_own_test(data, own_test)
     for _ in range(DRAWS):
         proportions = rng.dirichlet(np.full(sites, beta), size=len(data.classes)).T
         shares = np.repeat(proportions[:, np.newaxis], len(data.domains), axis=1)
-        dealt = deal(data, shares, None, train_part, rng)
-        testable = data.test is not None or all(map(len, dealt.tests))
-        if testable and min(map(len, dealt.trains)) >= minimum:
-            return make_sites(data, dealt)
+        trains, tests = _deal(data, shares, None, train_part, rng)
+        testable = data.test is not None or all(map(len, tests))
+        if testable and min(map(len, trains)) >= minimum:
+            return _make_sites(data, trains, tests)
     raise DataError(
         f"dirichlet:{beta:g} left a site with fewer than {minimum} training samples, or none to test"
         f" on, in {DRAWS} draws; use fewer sites, a larger number after dirichlet:, or a smaller min="
     )
 
 
-def _thinned_domains(samples: Samples, wanted: NDArray[np.int64], rng: np.random.Generator) -> Samples:
+# Draws
+
+
+def _thin(samples: Samples, wanted: int, rng: np.random.Generator) -> Samples:
+    """Draw ``wanted`` samples at random; raise :class:`DataError` for too few samples."""
+    if wanted > len(samples):
+        raise DataError(
+            f"the split needs {wanted} samples, but the data have {len(samples)}; use fewer sites or a smaller "
+            "per="
+        )
+    return samples.take(np.sort(rng.choice(len(samples), wanted, replace=False)))
+
+
+def _thin_domains(samples: Samples, wanted: NDArray[np.int64], rng: np.random.Generator) -> Samples:
     """Draw ``wanted[domain]`` samples of each domain at random, or take all samples of a smaller domain."""
-    drawn = []
-    for domain, count in enumerate(wanted):
-        members = np.flatnonzero(samples.domains == domain)
-        drawn.append(rng.permutation(members)[:count])
+    drawn = [
+        rng.permutation(np.flatnonzero(samples.domains == domain))[:count]
+        for domain, count in enumerate(wanted)
+    ]
     return samples.take(np.sort(np.concatenate(drawn)))
 
 
-def _domain_of_each(data: TrainTest, sites: int) -> NDArray[np.int64]:
+def _home_domains(data: TrainTest, sites: int) -> NDArray[np.int64]:
     return np.arange(sites, dtype=np.int64) % len(data.domains)
 
 
-def _domains_of_each(
-    data: TrainTest, sites: int, domains: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def _draw_domains(data: TrainTest, sites: int, domains: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Return the domains of each site, (sites, domains): the first by turns, the rest drawn."""
     rows = []
-    for first in _domain_of_each(data, sites):
+    for first in _home_domains(data, sites):
         others = np.delete(np.arange(len(data.domains)), first)
         rows.append([first, *rng.choice(others, domains - 1, replace=False)])
     return np.array(rows, dtype=np.int64)
 
 
-def _divided(counts: NDArray[np.int64], homes: NDArray[np.int64], domains: int) -> NDArray[np.int64]:
-    """Divide each site's count evenly among its homes, (sites, domains); the first homes get the remainder."""
-    share, left = np.divmod(counts[:, np.newaxis], homes.shape[1])
-    divided = np.zeros((len(counts), domains), dtype=np.int64)
+def _divide_caps(caps: NDArray[np.int64], homes: NDArray[np.int64], domains: int) -> NDArray[np.int64]:
+    """Divide each site's cap evenly among its homes, (sites, domains); the first homes get the remainder."""
+    share, left = np.divmod(caps[:, np.newaxis], homes.shape[1])
+    divided = np.zeros((len(caps), domains), dtype=np.int64)
     np.put_along_axis(divided, homes, share + (np.arange(homes.shape[1]) < left), axis=1)
     return divided
 
 
-def _present(data: TrainTest) -> NDArray[np.bool_]:
+def _class_presence(data: TrainTest) -> NDArray[np.bool_]:
     """Return the classes of each domain, (domains, classes)."""
     present = np.zeros((len(data.domains), len(data.classes)), dtype=np.bool_)
     present[data.train.domains, data.train.labels] = True
     return present
 
 
-def _class_counts(n: float, sites: int, classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _draw_class_counts(n: float, sites: int, classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Draw the number of classes at each site: whole, within one of n and in [1, classes], of mean n up to rounding."""
     low, high = max(1, math.ceil(n - 1.0)), min(classes, math.floor(n + 1.0))
     if not 1.0 <= n <= classes:
         raise DataError(f"n = {n:g} classes a site is outside 1 to {classes}, the number of classes")
     counts = rng.integers(low, high, size=sites, endpoint=True)
+    # Independent draws miss the mean n: one class is added or taken at random sites until the total fits.
     missing = math.floor(n * sites + 0.5) - int(counts.sum())
     while missing:
         step = 1 if missing > 0 else -1
@@ -227,7 +250,7 @@ def _class_counts(n: float, sites: int, classes: int, rng: np.random.Generator) 
     return counts
 
 
-def _within(middle: int, spread: int, sites: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _draw_within(middle: int, spread: int, sites: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Return a whole number for each site, within ``spread`` of ``middle``, at least 1; nothing is drawn for 0."""
     if spread == 0:
         return np.full(sites, middle, dtype=np.int64)
@@ -257,3 +280,113 @@ def _check_shots(site: SiteArrays, classes: tuple[str, ...], k: int, drawn: NDAr
                 f"class {classes[label]!r} gives {site.name} {counts[label]} training samples, not k = {k}; make"
                 " k or n smaller, use fewer sites or another seed"
             )
+
+
+# Dealing out
+
+
+def _divide(
+    data: TrainTest,
+    shares: Shares,
+    *,
+    caps: Caps | None = None,
+    own_test: float | None = None,
+    rng: np.random.Generator,
+) -> tuple[SiteArrays, ...]:
+    """Distribute the data and make the sites; the data's test part is dropped if sites keep their own."""
+    data, train_part = _keep_own_test(data, own_test)
+    return _make_sites(data, *_deal(data, shares, caps, train_part, rng))
+
+
+def _keep_own_test(data: TrainTest, own_test: float | None) -> tuple[TrainTest, float]:
+    """Return the data to distribute and the training share of each site; ``own_test`` is the sites' test share."""
+    if own_test is None:
+        return data, TRAIN_PART
+    return replace(data, test=None), 1.0 - own_test
+
+
+def _deal(
+    data: TrainTest, shares: Shares, caps: Caps | None, train_part: float, rng: np.random.Generator
+) -> tuple[list[Indices], list[Indices]]:
+    """Return the indices of each site's training samples, and of its test samples.
+
+    If the data have a test part, all distributed samples are for training, up to the cap; otherwise the site tests on
+    the rest of each class, or of each domain and class where caps are by domain: the share 1 − ``train_part`` and the
+    samples above the cap. Where samples have subjects, the shares are of subjects, and all samples of a subject are in
+    one part of one site.
+    """
+    trains: list[list[Indices]] = [[] for _ in shares]
+    tests: list[list[Indices]] = [[] for _ in shares]
+    units = units_of(data.train)
+    if caps is None or caps.ndim == 1:
+        parts = [(shares, caps)]
+    else:  # caps by domain: each domain is dealt out by itself
+        only = np.eye(shares.shape[1])
+        parts = [(shares * only[domain][:, np.newaxis], caps[:, domain]) for domain in range(len(only))]
+    for label in range(len(data.classes)):
+        for part_shares, part_caps in parts:
+            dealt = _deal_class(units, label, part_shares[:, :, label], rng)
+            for site, members in enumerate(dealt):
+                count = len(members) if data.test is not None else math.floor(train_part * len(members) + 0.5)
+                if part_caps is not None:
+                    count = min(units.fitting(members, int(part_caps[site])), count)
+                trains[site].append(units.samples_of(members[:count]))
+                tests[site].append(units.samples_of(members[count:]))
+    # Indices go back to the order of the data, so that a file of a site's samples does not reveal the draw.
+    in_order = [[np.sort(np.concatenate(indices)) for indices in sites] for sites in (trains, tests)]
+    return in_order[0], in_order[1]
+
+
+def _deal_class(units: Units, label: int, shares: Shares, rng: np.random.Generator) -> list[Indices]:
+    """Return shuffled units of one class for each site, by shares (sites, domains)."""
+    dealt: list[list[Indices]] = [[] for _ in shares]
+    for domain in range(shares.shape[1]):
+        members = rng.permutation(np.flatnonzero((units.labels == label) & (units.domains == domain)))
+        total = shares[:, domain].sum()
+        if total > 0:
+            # The order of sites is random, so that the remainder of a division favours no particular site.
+            order = rng.permutation(len(shares))
+            ends = np.rint(shares[order, domain].cumsum() / total * len(members)).astype(np.int64)
+            for site, part in zip(order, np.split(members, ends[:-1]), strict=True):
+                dealt[site].append(part)
+    return [rng.permutation(np.concatenate(parts)) if parts else np.empty(0, np.int64) for parts in dealt]
+
+
+def _make_sites(data: TrainTest, trains: list[Indices], tests: list[Indices]) -> tuple[SiteArrays, ...]:
+    """Return the sites, called site-1 and so on, with numbers of equal width.
+
+    If the data have a test part, each site has the test samples of its training classes and domains, in memory once for
+    all sites. Raises :class:`DataError` for a site without training or without test samples.
+    """
+    width, sites = len(str(len(trains))), []
+    pool = None if data.test is None else Pool(data.test)
+    for number, (train_indices, test_indices) in enumerate(zip(trains, tests, strict=True), 1):
+        name = f"site-{number:0{width}d}"
+        train = data.train.take(train_indices)
+        test = data.train.take(test_indices) if pool is None else _matching_tests(pool, train)
+        for part, kind in ((train, "training"), (test, "test")):
+            if not len(part):
+                raise DataError(
+                    f"this split leaves {name} without {kind} samples; use fewer sites or more data"
+                )
+        # A site's domains are numbered by its own list, which names no domain that it has no sample of.
+        domains = np.union1d(train.domains, test.domains)
+        train, test = (
+            _number_domains(part, np.searchsorted(domains, part.domains)) for part in (train, test)
+        )
+        sites.append(SiteArrays(name, train, test, tuple(data.domains[domain] for domain in domains)))
+    return tuple(sites)
+
+
+def _matching_tests(pool: Pool, train: Samples) -> SharedSamples:
+    """Return the test samples of the classes and domains that the training samples have."""
+    test = pool.samples
+    matching = np.isin(test.labels, np.unique(train.labels)) & np.isin(test.domains, np.unique(train.domains))
+    rows = np.flatnonzero(matching)
+    return SharedSamples(pool, rows, test.domains[rows])
+
+
+def _number_domains(part: Samples, domains: NDArray[np.int64]) -> Samples:
+    if isinstance(part, SharedSamples):
+        return SharedSamples(part.pool, part.rows, domains)
+    return replace(part, domains=domains)

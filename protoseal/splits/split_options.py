@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 from agreement.toml_loading import nearest
 from protoseal.splits.partitions import by_domain, dirichlet, iid, mixed, shots
@@ -14,13 +13,8 @@ from protoseal.splits.site_samples import SiteArrays, with_subjects, with_valida
 from secure_client.data.samples import TrainTest, join_samples
 from secure_client.errors import DataError
 
-
-class Divide(Protocol):
-    """Function that divides a data set among a number of sites by a seed."""
-
-    def __call__(self, data: TrainTest, *, sites: int, seed: int) -> tuple[SiteArrays, ...]:
-        """Return each site's samples; raise :class:`DataError` for too few data."""
-        ...
+Divide = Callable[..., tuple[SiteArrays, ...]]
+"""Function ``(data, *, sites, seed)`` that returns each site's samples; raises :class:`DataError` for too few data."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +70,10 @@ def parse_split(spec: str) -> Split:
     for name in form.required:
         if name not in values:
             raise DataError(f"split {spec!r} lacks {name}; write {form.example}")
-    validation, pools = values.pop(VALIDATION, None), POOL in values
-    values.pop(POOL, None)
-    subject = values.pop(SUBJECT, None)
+    validation, pools, subject = (values.pop(name, None) for name in (VALIDATION, POOL, SUBJECT))
     keywords = {form.all_options[name].keyword: value for name, value in values.items()}
-    return Split(
-        partial(form.divide, **keywords), validation, pools, None if subject is None else int(subject)
-    )
+    divide = partial(form.divide, **keywords)
+    return Split(divide, validation, pools is not None, None if subject is None else int(subject))
 
 
 @dataclass(frozen=True)
@@ -107,7 +98,7 @@ _PER = {"per": _Option("per_site", int)}
 class _Form:
     """A split's function, and how its options are written; ``unnamed`` may stand without a name."""
 
-    divide: Callable[..., tuple[SiteArrays, ...]]
+    divide: Divide
     example: str
     required: Mapping[str, _Option] = field(default_factory=dict)
     optional: Mapping[str, _Option] = field(default_factory=dict)

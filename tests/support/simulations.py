@@ -11,7 +11,7 @@ import pytest
 from agreement import Agreement
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import CompletedRound, Watcher
-from protoseal.simulation.local_federation import LocalFederation, Outcome
+from protoseal.simulation.local_federation import LocalFederation, RunOutcome
 from protoseal.simulation.site_pool import ONE_BY_ONE, SiteTraining
 from secure_client.data import SiteData
 
@@ -46,7 +46,7 @@ def run_federation(
     out: Path,
     *,
     training: SiteTraining = ONE_BY_ONE,
-) -> Outcome:
+) -> RunOutcome:
     """Run the agreement over ``data`` (site name → its data); every site's files go to ``out/sites/NAME``."""
     with LocalFederation(agreement, data, training=training) as federation:
         federation.run()

@@ -1,8 +1,9 @@
 """Batched network: computes what several sites' networks of one architecture compute, each on its own inputs.
 
-A batch of S sites is (S·B, …), site after site, where one site's would be (B, …). Operations on single samples (ReLU,
-pooling, sums, flattening) are unchanged; a linear layer multiplies S matrices at once; convolutions and batch
-normalisation treat the sites' channels side by side. No value of one site enters another site's sums.
+A batch of S sites is (S·B, …), site after site, where one site's would be (B, …). Parameters are stacked, (S, *shape).
+Operations on single samples (ReLU, pooling, sums, flattening) are unchanged; a linear layer multiplies S matrices at
+once; convolutions and batch normalisation treat the sites' channels side by side. No value of one site enters another
+site's sums.
 """
 
 from __future__ import annotations
@@ -14,21 +15,240 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from algorithms.losses import Outputs
-from protoseal.simulation.batched.layers import (
-    CannotStack,
-    StackedBatchNorm,
-    StackedConvolution,
-    StackedGroupNorm,
-    StackedLayer,
-    StackedLinear,
-    Values,
-)
 from secure_client.models.dual_branch import DualBranch
 from secure_client.models.projection import Projected, PublicProjection
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, compute_outputs
 from secure_client.models.scattering import Scattering
+
+Values = Mapping[str, Tensor]
+"""Parameters and buffers by name, stacked: (S, *shape)."""
+
+
+class CannotStack(Exception):
+    """The network has a layer or an operation that is not known to work on stacked sites."""
+
+
+class StackedLayer(nn.Module):
+    """Layer with stacked parameters of the current sites, which its caller sets."""
+
+    sites: int
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.names = (*layer._parameters, *layer._buffers)
+
+    def set(self, values: Values, prefix: str, sites: int) -> None:
+        """Use the values whose names begin with ``prefix``; a parameter that the layer lacks is None."""
+        self.sites = sites
+        for name in self.names:
+            setattr(self, name, values.get(prefix + name))
+
+    def apart(self, samples: Tensor) -> Tensor:
+        """(S·B, …) as (S, B, …)."""
+        return samples.reshape(self.sites, -1, *samples.shape[1:])
+
+    def joined(self, samples: Tensor) -> Tensor:
+        """(S·B, C, …) as (B, S·C, …): the sites' channels side by side."""
+        return self.apart(samples).transpose(0, 1).flatten(1, 2)
+
+    def parted(self, samples: Tensor) -> Tensor:
+        """(B, S·C, …) as (S·B, C, …)."""
+        of_sites = samples.reshape(len(samples), self.sites, -1, *samples.shape[2:])
+        return of_sites.transpose(0, 1).flatten(0, 1)
+
+
+class StackedLinear(StackedLayer):
+    """S linear layers: (S·B, f) → (S·B, g)."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Apply each site's own weights to its inputs."""
+        if inputs.ndim != 2:
+            raise CannotStack(f"a linear layer with inputs of {inputs.ndim} dimensions")
+        return cast("Tensor", _Products.apply(self.apart(inputs), self.weight, self.bias)).flatten(0, 1)
+
+
+class _Products(torch.autograd.Function):
+    """Product x·Wᵀ + b of (S, B, f) and (S, g, f), with gradients in their operands' layout, unlike autograd's."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        if bias is None:
+            return torch.bmm(inputs, weight.mT)
+        return torch.baddbmm(bias.unsqueeze(1), inputs, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        gradients = given[0].contiguous()
+        wanted = ctx.needs_input_grad
+        return (
+            torch.bmm(gradients, weight) if wanted[0] else None,
+            torch.bmm(gradients.mT, inputs) if wanted[1] else None,
+            gradients.sum(dim=1) if wanted[2] else None,
+        )
+
+
+class StackedConvolution(StackedLayer):
+    """S convolutions, with optional pooling and ReLU: one by one on a CPU, else as one with S times the groups."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    pool: nn.MaxPool2d | None
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        super().__init__(layer)
+        self.pool, self.relu = None, False
+        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+            raise CannotStack("a convolution with other padding than a number of zeros")
+        self.settings = layer.stride, layer.padding, layer.dilation, layer.groups
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Convolve each site's inputs with its own weights."""
+        if inputs.ndim != 4:
+            raise CannotStack(f"a convolution of inputs of {inputs.ndim} dimensions")
+        if inputs.device.type == "cpu":
+            return cast("Tensor", _SiteBySite.apply(inputs, self.weight, self.bias, self))
+        joined = self.joined(inputs)
+        bias = None if self.bias is None else self.bias.flatten()
+        stride, padding, dilation, groups = self.settings
+        weight = self.weight.flatten(0, 1)
+        given = torch.conv2d(joined, weight, bias, stride, padding, dilation, self.sites * groups)
+        outputs = self.parted(given)
+        pooled = outputs if self.pool is None else cast("Tensor", self.pool(outputs))
+        return pooled.relu_() if self.relu else pooled
+
+
+class _SiteBySite(torch.autograd.Function):
+    """Convolution, pooling and ReLU of (S·B, C, H, W), site by site, so that intermediate values stay in the cache."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, layer: StackedConvolution
+    ) -> Tensor:
+        results, places = [], []
+        for site, batch in enumerate(inputs.chunk(layer.sites)):
+            site_bias = None if bias is None else bias[site]
+            result = torch.conv2d(batch, weight[site], site_bias, *layer.settings)
+            ctx.between = result if layer.pool else None  # only its shape and layout are used
+            if layer.pool is not None:
+                result, place = torch.ops.aten.max_pool2d_with_indices(result, *_pooling(layer.pool))
+                places.append(place)
+            results.append(result.relu_() if layer.relu else result)
+        outputs = torch.cat(results)
+        ctx.save_for_backward(inputs, weight, outputs if layer.relu else None, *places)
+        ctx.layer = layer
+        ctx.sites = layer.sites
+        ctx.biases = None if bias is None else [bias.shape[1]]
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight, outputs, *places = ctx.saved_tensors
+        layer, wanted = ctx.layer, list(ctx.needs_input_grad[:3])
+        results = [None] * ctx.sites if outputs is None else outputs.chunk(ctx.sites)
+        gradients = []
+        for site, (batch, gradient) in enumerate(
+            zip(inputs.chunk(ctx.sites), given[0].chunk(ctx.sites), strict=True)
+        ):
+            result = results[site]
+            # Backwards through the ReLU, the pooling and the convolution, as autograd would go for one site.
+            before = gradient if result is None else torch.ops.aten.threshold_backward(gradient, result, 0)
+            if places:
+                before = torch.ops.aten.max_pool2d_with_indices_backward(
+                    before, ctx.between, *_pooling(layer.pool), places[site]
+                )
+            stride, padding, dilation, groups = layer.settings
+            transposed, output_padding = False, [0, 0]
+            gradients.append(
+                torch.ops.aten.convolution_backward(
+                    before,
+                    batch,
+                    weight[site],
+                    ctx.biases,
+                    stride,
+                    padding,
+                    dilation,
+                    transposed,
+                    output_padding,
+                    groups,
+                    wanted,
+                )
+            )
+        of_inputs, of_weights, of_biases = zip(*gradients, strict=True)
+        return (
+            torch.cat(of_inputs) if wanted[0] else None,
+            torch.stack(of_weights) if wanted[1] else None,
+            torch.stack(of_biases) if wanted[2] else None,
+            None,
+        )
+
+
+def _pooling(pool: nn.MaxPool2d) -> tuple[Any, ...]:
+    pairs = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    return *(list(pair) if isinstance(pair, tuple) else [pair, pair] for pair in pairs), pool.ceil_mode
+
+
+class StackedBatchNorm(StackedLayer):
+    """Batch normalisation of S times as many channels, each by its own mean and variance."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, layer: nn.BatchNorm2d) -> None:
+        super().__init__(layer)
+        if layer.momentum is None or not layer.track_running_stats:
+            raise CannotStack("batch normalisation without running averages of a fixed momentum")
+        self.momentum, self.eps = layer.momentum, layer.eps
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Normalise each site's batch by itself."""
+        self.num_batches_tracked += 1
+        normalised: Tensor = functional.batch_norm(
+            self.joined(inputs),
+            self.running_mean.view(-1),  # views, which are updated in place
+            self.running_var.view(-1),
+            _flat(self.weight),
+            _flat(self.bias),
+            training=True,
+            momentum=self.momentum,
+            eps=self.eps,
+        )
+        return self.parted(normalised)
+
+
+class StackedGroupNorm(StackedLayer):
+    """Group normalisation of single samples, followed by each site's own scale and shift."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.GroupNorm) -> None:
+        super().__init__(layer)
+        self.groups, self.eps = layer.num_groups, layer.eps
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Normalise inputs (B, S, C, …) of each site by itself."""
+        normalised: Tensor = self.apart(functional.group_norm(inputs, self.groups, eps=self.eps))
+        if self.weight is not None and self.bias is not None:
+            shape = (self.sites, 1, -1, *(1,) * (inputs.ndim - 2))
+            normalised = normalised * self.weight.view(shape) + self.bias.view(shape)
+        return normalised.flatten(0, 1)
+
+
+def _flat(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.flatten()
+
 
 STACKED: Mapping[type[nn.Module], Callable[[Any], StackedLayer]] = {
     nn.Linear: StackedLinear,
@@ -71,10 +291,9 @@ def signature(module: nn.Module) -> object:
         raise CannotStack("flattening of samples")
     if getattr(module, "return_indices", False):
         raise CannotStack("pooling that also returns indices")
-    own = (*module._parameters.items(), *module._buffers.items())
     tensors = tuple(
-        (name, None if each is None else (tuple(each.shape), each.dtype, each.requires_grad))
-        for name, each in own
+        (name, None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad))
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
     )
     children = tuple(
         (name, None if child is None else signature(child)) for name, child in module._modules.items()
@@ -106,18 +325,18 @@ class Stack:
         if len(list(first.parameters())) != len(list(first.named_parameters(remove_duplicate=False))):
             raise CannotStack("a parameter with two names")
         self._models = models
-        self.trainable = frozenset(name for name, each in first.named_parameters() if each.requires_grad)
+        self.trainable = frozenset(name for name, value in first.named_parameters() if value.requires_grad)
         states = [model.state_dict() for model in models]
         self.values = {
             name: torch.stack([state[name] for state in states]).contiguous() for name in states[0]
         }
         self._network = cast("PrototypeModel", _twin(first))
         layers = self._network.named_modules()
-        self._layers = [(f"{name}.", each) for name, each in layers if isinstance(each, StackedLayer)]
+        self._layers = [(f"{name}.", layer) for name, layer in layers if isinstance(layer, StackedLayer)]
 
     def rows(self, first: int, last: int, trained: frozenset[str]) -> dict[str, Tensor]:
         """Return views of the values of sites ``first`` … ``last`` − 1; ``trained`` names are leaves of gradients."""
-        views = {name: each[first:last].detach() for name, each in self.values.items()}
+        views = {name: value[first:last].detach() for name, value in self.values.items()}
         for name in trained:
             views[name].requires_grad_()
         return views
@@ -132,7 +351,9 @@ class Stack:
     def outputs(self, inputs: Tensor) -> Outputs:
         """Return the sites' outputs, each (S, B, …), in training mode, for inputs (S, B, …)."""
         given = compute_outputs(self._network, _samples(inputs))
-        parts = (None if each is None else each.reshape(self._sites, -1, each.shape[1]) for each in given)
+        parts = (
+            None if output is None else output.reshape(self._sites, -1, output.shape[1]) for output in given
+        )
         return Outputs(*parts)  # type: ignore[arg-type] # None keeps its place
 
     def unload(self) -> None:
@@ -159,7 +380,7 @@ def _twin(module: nn.Module) -> nn.Module:
         return STACKED[type(module)](module)
     twin = copy.copy(module)
     twin.training = True
-    twin._modules = {name: None if each is None else _twin(each) for name, each in module._modules.items()}
+    twin._modules = {name: None if child is None else _twin(child) for name, child in module._modules.items()}
     if isinstance(twin, nn.Sequential):
         _reorder(twin)
     return twin

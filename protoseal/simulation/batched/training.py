@@ -10,24 +10,31 @@ the remaining sites therefore gives the same results up to rounding; training on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from agreement import Optimiser
 from algorithms.losses import Outputs, Terms
 from algorithms.prototypes import Clusters, Guide, Targets
-from protoseal.simulation.batched.layers import CannotStack
-from protoseal.simulation.batched.network import Stack, signature
-from protoseal.simulation.batched.optimiser import Leaves, fresh_steps
+from protoseal.simulation.batched.network import CannotStack, Stack, signature
 from secure_client.training.batches import TensorSource, count_batches
-from secure_client.training.job import Job, Losses, check_finite, has_batch_norm, trained_parameters
+from secure_client.training.job import (
+    Job,
+    Losses,
+    Schedule,
+    Sgd,
+    check_finite,
+    has_batch_norm,
+    trained_parameters,
+)
 from secure_client.training.loop import run_job
 
 BLOCK_BYTES = 2**25
@@ -67,8 +74,9 @@ def run_together(
         return [run_job(job) for job in jobs]
     losses: dict[int, Losses] = {}
     groups = [(group, [jobs[number] for number in group]) for group in _groups(jobs, batching, at_once)]
-    for (group, own), found in zip(groups, _side_by_side([own for _, own in groups]), strict=True):
-        losses.update(zip(group, found or [run_job(job) for job in own], strict=True))
+    losses_by_group = _side_by_side([group_jobs for _, group_jobs in groups])
+    for (numbers, group_jobs), stacked in zip(groups, losses_by_group, strict=True):
+        losses.update(zip(numbers, stacked or [run_job(job) for job in group_jobs], strict=True))
     return [losses[number] for number in range(len(jobs))]
 
 
@@ -79,7 +87,7 @@ def sites_at_once(job: Job, batching: Batching = Batching.AUTO) -> int:
     writes stay in the cache, so networks of about 1.4 million parameters or more train one by one there
     (docs/adr/0011); ``always`` takes two of these at a time.
     """
-    parameters = sum(each.numel() * each.element_size() for each in job.model.parameters())
+    parameters = sum(value.numel() * value.element_size() for value in job.model.parameters())
     with_gradient_and_momentum = 3 * max(1, parameters)
     if job.device.type != "cpu":
         return max(1, GPU_BYTES // with_gradient_and_momentum)
@@ -136,8 +144,14 @@ def _kind(job: Job, number: int) -> object:
     tensors = [inputs[0], labels[0], *_tensors_of(job.guide)]
     return (
         architecture,
-        *(job.objective, job.schedule, job.epochs, job.trains, job.device, job.proximal),
-        *(type(job.guide), tuple((tuple(each.shape), each.dtype) for each in tensors)),
+        job.objective,
+        job.schedule,
+        job.epochs,
+        job.trains,
+        job.device,
+        job.proximal,
+        type(job.guide),
+        tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors),
     )
 
 
@@ -170,7 +184,8 @@ class _Together:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         """Stack the jobs; raise :class:`CannotStack` for a network or a source that does not allow it."""
-        self._jobs, self._job = jobs, jobs[0]
+        self._jobs = jobs
+        self._job = jobs[0]
         if any(job.dp_sgd is not None for job in jobs):
             raise CannotStack("training by DP-SGD")
         if not isinstance(self._job.source, TensorSource):
@@ -184,7 +199,7 @@ class _Together:
             for name in (self._trained if self._job.proximal else ())
         }
         self._guides = [
-            torch.stack(each) for each in zip(*(_tensors_of(job.guide) for job in jobs), strict=True)
+            torch.stack(tensors) for tensors in zip(*(_tensors_of(job.guide) for job in jobs), strict=True)
         ]
         self._feed = _Feed(jobs)
         self._rows: dict[str, Tensor] = {}
@@ -227,12 +242,12 @@ class _Together:
     def _terms(self, outputs: Outputs, step: _Step) -> Terms:
         """Return each site's terms, (S′,) each."""
         kind = type(self._job.guide)
-        given = [each for each in outputs if each is not None]
-        guides = [each[step.first : step.last] for each in self._guides]
+        given = [output for output in outputs if output is not None]
+        guides = [guide[step.first : step.last] for guide in self._guides]
 
         def of_site(parts: list[Tensor], labels: Tensor, guide: list[Tensor]) -> tuple[Tensor, ...]:
             rest = iter(parts)
-            site = Outputs(*(None if each is None else next(rest) for each in outputs))  # type: ignore[arg-type]
+            site = Outputs(*(None if output is None else next(rest) for output in outputs))  # type: ignore[arg-type]
             return tuple(self._job.objective(site, labels, cast("Any", kind)(*guide) if guide else None))
 
         return Terms(*torch.vmap(of_site, in_dims=0)(given, step.labels, guides))
@@ -281,8 +296,8 @@ class _Feed:
             inputs, labels = self._at(site, order[start * size : stop * size])
             gathered.append((inputs.reshape(-1, size, *inputs.shape[1:]), labels.reshape(-1, size)))
         for number in range(len(gathered[0][0])):
-            active = [each for each in gathered if len(each[0]) > number]
-            inputs, labels = (torch.stack([each[part][number] for each in active]) for part in (0, 1))
+            active = [batches for batches in gathered if len(batches[0]) > number]
+            inputs, labels = (torch.stack([batches[part][number] for batches in active]) for part in (0, 1))
             yield _Step(0, len(active), inputs, labels)
 
     def _end_steps(self, orders: list[Tensor]) -> Iterator[_Step]:
@@ -297,3 +312,80 @@ class _Feed:
     def _at(self, site: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
         inputs, labels = self._data[site]
         return inputs[chosen], labels[chosen]
+
+
+# Optimisers: they step several sites' parameters at once, each site's as torch's own optimiser would alone
+
+Leaves = Mapping[str, Tensor]
+"""Parameters of some of the sites by name, (S′, *shape), with their gradients."""
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
+"""Epsilon of torch's Adam."""
+
+
+class Steps(Protocol):
+    """Optimiser state of S sites; consecutive sites take a step together."""
+
+    def step(self, leaves: Leaves, first: int, last: int) -> None:
+        """Change the leaves, of sites ``first`` … ``last`` − 1, by their gradients; those without one stay."""
+        ...
+
+
+def fresh_steps(schedule: Schedule, parameters: Mapping[str, Tensor]) -> Steps:
+    """Return the optimiser of ``schedule.optimise``, for all sites of ``parameters`` (S, *shape)."""
+    return (_Adam if schedule.optimiser is Optimiser.ADAM else _Sgd)(schedule, parameters)
+
+
+class _Sgd:
+    """SGD whose momentum starts at zero, which gives torch's first step too."""
+
+    def __init__(self, schedule: Schedule, parameters: Mapping[str, Tensor]) -> None:
+        self._schedule = schedule
+        moved = parameters if schedule.momentum else {}
+        self._momenta = {name: torch.zeros_like(value) for name, value in moved.items()}
+
+    def step(self, leaves: Leaves, first: int, last: int) -> None:
+        schedule = self._schedule
+        optimiser = Sgd(
+            leaves.values(),
+            lr=schedule.lr,
+            momentum=schedule.momentum,
+            weight_decay=schedule.weight_decay,
+            fused=True,
+        )
+        for name, momentum in self._momenta.items():
+            optimiser.state[leaves[name]]["momentum_buffer"] = momentum[first:last]
+        optimiser.step()
+
+
+class _Adam:
+    """Adam with bias corrections of each site, since sites may have taken different numbers of steps."""
+
+    def __init__(self, schedule: Schedule, parameters: Mapping[str, Tensor]) -> None:
+        self._schedule = schedule
+        self._means = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        self._squares = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        any_of_them = next(iter(parameters.values()))
+        self._steps = torch.zeros(len(any_of_them), dtype=torch.float64, device=any_of_them.device)
+
+    def step(self, leaves: Leaves, first: int, last: int) -> None:
+        self._steps[first:last] += 1
+        corrections = [1.0 - beta ** self._steps[first:last] for beta in BETAS]
+        with torch.no_grad():
+            for name, leaf in leaves.items():
+                if leaf.grad is not None:
+                    self._change(leaf, leaf.grad, name, slice(first, last), corrections)
+
+    def _change(self, leaf: Tensor, grad: Tensor, name: str, sites: slice, corrections: list[Tensor]) -> None:
+        if self._schedule.weight_decay:
+            grad = grad.add(leaf, alpha=self._schedule.weight_decay)
+        mean, square = self._means[name][sites], self._squares[name][sites]
+        mean.lerp_(grad, 1.0 - BETAS[0])
+        square.mul_(BETAS[1]).addcmul_(grad, grad, value=1.0 - BETAS[1])
+        of_mean, of_square = (_beside(correction, leaf) for correction in corrections)
+        leaf.sub_(mean / of_mean * self._schedule.lr / (square.sqrt() / of_square.sqrt() + EPSILON))
+
+
+def _beside(values: Tensor, leaf: Tensor) -> Tensor:
+    """Reshape one value for each site, (S′,), to multiply (S′, *shape)."""
+    return values.to(leaf.dtype).view(-1, *(1,) * (leaf.ndim - 1))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agreement.storage.run_files import FileError
-from protoseal.reports.result_files import read_record, site_folder
+from protoseal.reports.result_files import site_folder
 from protoseal.simulation.experiment import EndedRun, Watcher, simulate
 from protoseal.simulation.local_federation import LocalFederation
-from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation
+from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation, SavedRun
 from secure_client.output.site_files import read_agreement
 from tests.support.extensions import install_documented, installed
 from tests.support.simulations import DIGITS, Killed, config_in, fail_at
@@ -62,7 +62,7 @@ def test_extension_record_is_reused_only_under_its_own_settings(example: Path, t
         ran(out, "cosine-proto", "self", more=other)
     assert not record.exists()
     assert ran(out, "cosine-proto", more=other) == ["cosine-proto"]
-    assert read_record(record).agreement["extension"] == {"cosine-proto": {"weight": 2.0}}
+    assert SavedRun.read(record).agreement.model_dump()["extension"] == {"cosine-proto": {"weight": 2.0}}
 
 
 def test_unfinished_extension_run_resumes_only_under_its_own_settings(

@@ -10,8 +10,16 @@ import pytest
 
 from agreement import PrivacySection
 from agreement.errors import UserError
-from protoseal.audit.accuracy_page import accuracy_over_epsilon, epsilon_text, number_text, spread_text
-from protoseal.audit.accuracy_records import EXACT, Evaluation, RunAt, group_by_epsilon
+from protoseal.audit.accuracy_report import (
+    EXACT,
+    AccuracyReport,
+    RunAt,
+    accuracy_over_epsilon,
+    epsilon_text,
+    group_by_epsilon,
+    number_text,
+    spread_text,
+)
 from protoseal.audit.budget_curve import PlanEpsilon, fit_noise, scale_noise
 from protoseal.reports.pages import data_uri
 from protoseal.reports.result_files import Accuracies
@@ -127,7 +135,7 @@ def test_group_by_epsilon_loss_pairs_seeds() -> None:
 
 @pytest.mark.parametrize("runs", [RUNS, RUNS[:1], RUNS[-1:]], ids=["all", "exact alone", "untested alone"])
 def test_accuracy_figure_has_line_for_each_noise(runs: tuple[RunAt, ...]) -> None:
-    evaluation = Evaluation(
+    evaluation = AccuracyReport(
         method="pfpl",
         protection="masked",
         dataset="digits",

@@ -15,8 +15,15 @@ from click.testing import CliRunner
 from privacy.accounting.events import GaussianRelease, Unit
 from privacy.mechanisms import joint_clipping
 from privacy.mechanisms.prototype_query import PrototypeQuery
-from protoseal.audit.canary_audit import AuditPlan, CanaryAudit, Verdict, audit_mechanism, plan_audit
-from protoseal.audit.canary_bound import Guesses, fair_coins
+from protoseal.audit.canary_audit import (
+    AuditPlan,
+    AuditVerdict,
+    CanaryAudit,
+    Guesses,
+    audit_mechanism,
+    fair_coins,
+    plan_audit,
+)
 from protoseal.audit.prototype_canaries import LENGTH, AuditedQuery
 from protoseal.cli import main
 from protoseal.commands import budget_audit
@@ -82,10 +89,10 @@ def test_audited_query_scores_are_distributed_as_simulated(audited: AuditedQuery
 def test_audited_query_unbounded_subject_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A double that adds up a subject's records, where it should take means and share them among its classes."""
     plan = plan_audit(SUBJECTS, CANARIES, LEVEL, 2400)
-    assert audit_mechanism(SUBJECTS, plan).verdict is Verdict.STANDS
+    assert audit_mechanism(SUBJECTS, plan).verdict is AuditVerdict.STANDS
     bounded = joint_clipping.factor
     monkeypatch.setattr(joint_clipping, "factor", lambda classes, records: bounded(1, 1))
-    assert audit_mechanism(SUBJECTS, plan).verdict is Verdict.REFUTED
+    assert audit_mechanism(SUBJECTS, plan).verdict is AuditVerdict.REFUTED
 
 
 def test_audited_query_clipping_by_coordinate_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,16 +104,16 @@ def test_audited_query_clipping_by_coordinate_refuted(monkeypatch: pytest.Monkey
 
     assert math.sqrt(wide.dim) < LENGTH
     monkeypatch.setattr("privacy.mechanisms.grid.Grid.clip_records", of_coordinates)
-    assert audit_mechanism(wide, plan_audit(wide, CANARIES, LEVEL)).verdict is Verdict.REFUTED
+    assert audit_mechanism(wide, plan_audit(wide, CANARIES, LEVEL)).verdict is AuditVerdict.REFUTED
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_audited_query_noise_of_other_shape_refuted(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each number has the claimed deviation or none: a canary's inner product alone would accept most such noise."""
     plan = plan_audit(FOUR, CANARIES, LEVEL, 2400)
-    assert audit_mechanism(FOUR, plan).verdict is Verdict.STANDS
+    assert audit_mechanism(FOUR, plan).verdict is AuditVerdict.STANDS
     misshape_query(monkeypatch, shape, FOUR.dim)
-    assert audit_mechanism(FOUR, plan).verdict is Verdict.REFUTED
+    assert audit_mechanism(FOUR, plan).verdict is AuditVerdict.REFUTED
 
 
 # The command
@@ -156,8 +163,8 @@ def test_audit_command_few_canaries_too_weak() -> None:
 def test_verdict_lenient_level_is_no_power() -> None:
     """Half the noise passes a level of 0.7 more often than the audit counts as power."""
     plan = AuditPlan(canaries=400, made=96, level=0.7, refuting=61, missed=0.48, doubtful=90)
-    assert CanaryAudit(plan, Guesses(400, 96, 60)).verdict is Verdict.TOO_WEAK
-    assert CanaryAudit(replace(plan, missed=0.05), Guesses(400, 96, 60)).verdict is Verdict.STANDS
+    assert CanaryAudit(plan, Guesses(400, 96, 60)).verdict is AuditVerdict.TOO_WEAK
+    assert CanaryAudit(replace(plan, missed=0.05), Guesses(400, 96, 60)).verdict is AuditVerdict.STANDS
 
 
 @pytest.mark.full

@@ -14,10 +14,10 @@ import pytest
 from agreement import PROTECTIONS, Agreement, DpSgdSection, Extractor, Method, PrivacySection, Protection
 from agreement.sections.privacy import Noise
 from privacy.accounting.events import Unit
-from protoseal.audit.canary_audit import Verdict
+from protoseal.audit.canary_audit import AuditVerdict
 from protoseal.audit.release_checks import CLIPPING, DEPENDENT, REPEATED, SHARED
 from protoseal.audit.run_audit import CENTRES, MODELS, audit_run
-from protoseal.audit.run_checks import NOISE, PAID, SENT, Outcome, RunAudit
+from protoseal.audit.run_checks import NOISE, PAID, SENT, CheckOutcome, RunAudit
 from protoseal.audit.sent_checks import check_paid
 from protoseal.audit.site_evidence import SiteEvidence, collect_evidence
 from protoseal.audit.training_checks import SUCCESSION
@@ -74,7 +74,7 @@ def audited(agreement: Agreement, folder: Path) -> RunAudit:
 
 def weaknesses(audit: RunAudit) -> set[str]:
     """Return the names of the weaknesses that an audit found."""
-    return {check.weakness for _, check in audit.of(Outcome.FOUND)}
+    return {check.weakness for _, check in audit.of(CheckOutcome.FOUND)}
 
 
 METHODS = (Method.PFPL, Method.FEDPC, Method.FEDPLCC)
@@ -106,7 +106,7 @@ def test_audit_run_true_run_stands(
     tmp_path: Path, method: Method, protection: Protection, unit: Unit
 ) -> None:
     audit = audited(kept_agreement(method, protection, unit), tmp_path)
-    assert (audit.verdict, weaknesses(audit)) == (Verdict.STANDS, set())
+    assert (audit.verdict, weaknesses(audit)) == (AuditVerdict.STANDS, set())
 
 
 def test_check_sent_site_without_release_may_send_no_rows(tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ def test_audit_run_partial_record_does_not_stand(tmp_path: Path) -> None:
         answer if answer is not silent else replace(silent, arrays=rows.arrays) for answer in evidence.answers
     ]
     for changed, verdict in (
-        (evidence, Verdict.STANDS),
-        (replace(evidence, answers=statements), Verdict.TOO_WEAK),
-        (replace(evidence, draws=evidence.draws[:1]), Verdict.TOO_WEAK),
-        (replace(evidence, answers=late), Verdict.REFUTED),
+        (evidence, AuditVerdict.STANDS),
+        (replace(evidence, answers=statements), AuditVerdict.TOO_WEAK),
+        (replace(evidence, draws=evidence.draws[:1]), AuditVerdict.TOO_WEAK),
+        (replace(evidence, answers=late), AuditVerdict.REFUTED),
     ):
         assert audit_run(agreement.run, {**kept, first: changed}, LEVEL).verdict is verdict
     twice = replace(evidence, draws=[*evidence.draws, evidence.draws[0]])
@@ -164,7 +164,7 @@ def test_audit_run_partial_record_does_not_stand(tmp_path: Path) -> None:
 def test_audit_run_shared_noise_is_not_covered(tmp_path: Path) -> None:
     agreement = kept_agreement(Method.FEDPC, Protection.MASKED, noise=Noise.DISTRIBUTED, release_every=None)
     audit = audited(agreement, tmp_path)
-    assert (audit.verdict, weaknesses(audit)) == (Verdict.TOO_WEAK, set())
+    assert (audit.verdict, weaknesses(audit)) == (AuditVerdict.TOO_WEAK, set())
 
 
 @pytest.mark.parametrize("double", full_but(FOUND, *FAST))
@@ -176,7 +176,7 @@ def test_audit_run_weakened_run_is_refuted(
     every = ROUNDS if FOUND[double] is SENT else ROUNDS // 2
     agreement = kept_agreement(Method.PFPL, Protection.PLAIN, release_every=every)
     audit = audited(agreement, tmp_path)
-    assert audit.verdict is Verdict.REFUTED
+    assert audit.verdict is AuditVerdict.REFUTED
     assert FOUND[double] in weaknesses(audit)
 
 
@@ -227,13 +227,17 @@ def test_audit_run_own_centres_are_found(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("double", "verdict", "found"),
     [
-        (None, Verdict.STANDS, set()),
-        ("training without noise after the recorded one", Verdict.REFUTED, {SUCCESSION}),
-        ("training by DP-SGD in the first round alone", Verdict.TOO_WEAK, set()),
+        (None, AuditVerdict.STANDS, set()),
+        ("training without noise after the recorded one", AuditVerdict.REFUTED, {SUCCESSION}),
+        ("training by DP-SGD in the first round alone", AuditVerdict.TOO_WEAK, set()),
     ],
 )
 def test_audit_run_training_needs_whole_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str | None, verdict: Verdict, found: set[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    double: str | None,
+    verdict: AuditVerdict,
+    found: set[str],
 ) -> None:
     if double is not None:
         UNRECORDED_DOUBLES[double](monkeypatch)

@@ -19,7 +19,7 @@ from protoseal.audit.release_checks import (
     check_repeats,
     check_shape,
 )
-from protoseal.audit.run_checks import POWER, Outcome
+from protoseal.audit.run_checks import POWER, CheckOutcome
 from protoseal.audit.statistical_tests import (
     Float,
     copies_p,
@@ -41,7 +41,7 @@ def drawn(classes: int = CLASSES, dim: int = DIM) -> Float:
     return np.asarray(noise / SIGMA)
 
 
-def outcomes(*draws: Float) -> dict[str, Outcome]:
+def outcomes(*draws: Float) -> dict[str, CheckOutcome]:
     """Return the outcomes of the checks of these draws of one site."""
     checks = [check(draws, LEVEL) for check in (check_counts, check_shape, check_dependence)]
     checks.append(check_repeats(REPEATED, [draws], LEVEL))
@@ -95,16 +95,16 @@ FAULTS: dict[str, tuple[Callable[[], list[Float]], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_release_checks_faulty_noise_is_found(fault: str) -> None:
     make, weakness = FAULTS[fault]
-    assert outcomes(*make())[weakness] is Outcome.FOUND
+    assert outcomes(*make())[weakness] is CheckOutcome.FOUND
 
 
 def test_release_checks_drawn_noise_stands() -> None:
-    assert set(outcomes(*(drawn(50) for _ in range(2))).values()) == {Outcome.STANDS}
+    assert set(outcomes(*(drawn(50) for _ in range(2))).values()) == {CheckOutcome.STANDS}
 
 
 def test_release_checks_few_values_are_not_covered() -> None:
     few = outcomes(drawn(3, DIM))
-    assert [few[name] for name in (COUNTS, SHAPE, DEPENDENT)] == [Outcome.NOT_COVERED] * 3
+    assert [few[name] for name in (COUNTS, SHAPE, DEPENDENT)] == [CheckOutcome.NOT_COVERED] * 3
 
 
 def fourths_p(values: Float) -> float:

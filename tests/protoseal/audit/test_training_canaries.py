@@ -17,8 +17,7 @@ from torch import Tensor
 
 from agreement import DpSgdSection
 from privacy.accounting.events import DpSgd, Unit
-from protoseal.audit.canary_audit import Verdict, audit_mechanism, plan_audit
-from protoseal.audit.canary_bound import fair_coins
+from protoseal.audit.canary_audit import AuditVerdict, audit_mechanism, fair_coins, plan_audit
 from protoseal.audit.training_canaries import AuditedTraining, hadamard
 from protoseal.cli import main
 from protoseal.commands import budget_audit
@@ -98,7 +97,7 @@ def test_audited_training_clipping_by_coordinate_refuted(monkeypatch: pytest.Mon
         return rows.div_(grid.step).clamp_(-grid.radius, grid.radius).trunc_()
 
     monkeypatch.setattr(GradientGrid, "clip_", of_coordinates)
-    assert audit_mechanism(WHOLE, plan_audit(WHOLE, 3000, LEVEL, 600)).verdict is Verdict.REFUTED
+    assert audit_mechanism(WHOLE, plan_audit(WHOLE, 3000, LEVEL, 600)).verdict is AuditVerdict.REFUTED
 
 
 @pytest.mark.full
@@ -111,7 +110,7 @@ def test_audit_subjects_clipped_record_by_record_refuted(monkeypatch: pytest.Mon
     plan = plan_audit(SUBJECTS, 30_000, LEVEL, 3600)
     assert plan.missed < 1e-9
     monkeypatch.setattr(SubjectUnits, "combine", each)
-    assert audit_mechanism(SUBJECTS, plan).verdict is Verdict.REFUTED
+    assert audit_mechanism(SUBJECTS, plan).verdict is AuditVerdict.REFUTED
 
 
 def test_audited_training_claim_is_the_accountants() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from agreement import DpSgdSection
 from privacy.accounting.events import DpSgd
-from protoseal.audit.run_checks import Check, Outcome
+from protoseal.audit.run_checks import Check, CheckOutcome
 from protoseal.audit.training_checks import (
     ESSENTIAL,
     STATISTICAL,
@@ -62,7 +62,7 @@ def true_run(tmp_path_factory: pytest.TempPathFactory) -> list[TrainingRecord]:
 
 
 def found(checks: list[Check]) -> set[str]:
-    return {check.weakness for check in checks if check.outcome is Outcome.FOUND}
+    return {check.weakness for check in checks if check.outcome is CheckOutcome.FOUND}
 
 
 def sampler(chosen: Callable[[int, float], Any]) -> Patch:
@@ -253,7 +253,7 @@ DOUBLES: dict[str, tuple[Patch, str]] = {
 def test_check_training_true_run_stands(true_run: list[TrainingRecord]) -> None:
     checks = check_training(true_run, PAID, LEVEL)
     assert found(checks) == set()
-    assert {check.weakness for check in checks if check.outcome is Outcome.NOT_COVERED} == {
+    assert {check.weakness for check in checks if check.outcome is CheckOutcome.NOT_COVERED} == {
         "gradients that depend on other records",
         "what the optimiser made of the gradient",
     }
@@ -283,7 +283,7 @@ def test_check_training_unpaid_or_cheaper_training_is_found(true_run: list[Train
 def test_check_training_few_steps_are_not_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GradientGrid, "clip_", lambda grid, rows: rows.zero_())
     checks = check_training(recorded(tmp_path, units=4, rounds=1), PAID, LEVEL)
-    uncovered = {check.weakness for check in checks if check.outcome is Outcome.NOT_COVERED}
+    uncovered = {check.weakness for check in checks if check.outcome is CheckOutcome.NOT_COVERED}
     assert {
         *ESSENTIAL,
         "batches of epochs, or the same batches again",
@@ -292,20 +292,20 @@ def test_check_training_few_steps_are_not_covered(tmp_path: Path, monkeypatch: p
         "gradients longer than the clip",
     } <= uncovered
     (nothing,) = check_training([], PAID, LEVEL)
-    assert nothing.outcome is Outcome.NOT_COVERED
+    assert nothing.outcome is CheckOutcome.NOT_COVERED
 
 
 def test_check_shared_equal_noise_of_two_sites_is_found(
     true_run: list[TrainingRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two rounds of one site have independent noise, as two sites have.
-    assert check_shared([[record] for record in true_run], LEVEL).outcome is Outcome.STANDS
-    assert check_shared([true_run], LEVEL).outcome is Outcome.NOT_COVERED
+    assert check_shared([[record] for record in true_run], LEVEL).outcome is CheckOutcome.STANDS
+    assert check_shared([true_run], LEVEL).outcome is CheckOutcome.NOT_COVERED
     drawn = [draw_noise(PARAMETERS) for _ in range(STEPS)]
     count = itertools.count()
     monkeypatch.setattr(steps, "draw_noise", lambda numbers: drawn[next(count) % STEPS])
     sharing = [recorded(tmp_path / site, rounds=1) for site in ("a", "b")]
-    assert check_shared(sharing, LEVEL).outcome is Outcome.FOUND
+    assert check_shared(sharing, LEVEL).outcome is CheckOutcome.FOUND
 
 
 def test_check_training_rate_of_one_stands(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_check_succession_changed_model_is_found(true_run: list[TrainingRecord])
             records, {"release": {"weight": torch.ones(1)}}, initial, set()
         ).outcome,
     }
-    assert {name for name, outcome in outcomes.items() if outcome is Outcome.FOUND} == {
+    assert {name for name, outcome in outcomes.items() if outcome is CheckOutcome.FOUND} == {
         "changed between rounds",
         "changed before",
         "another released",

@@ -20,10 +20,16 @@ from privacy.mechanisms.prototype_query import PrototypeQuery
 from protoseal.attacks.noise_audit import NoiseAudit
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import record_run
-from protoseal.audit.canary_audit import AuditedMechanism, AuditPlan, Verdict, audit_mechanism, plan_audit
+from protoseal.audit.canary_audit import (
+    AuditedMechanism,
+    AuditPlan,
+    AuditVerdict,
+    audit_mechanism,
+    plan_audit,
+)
 from protoseal.audit.prototype_canaries import AuditedQuery
 from protoseal.audit.run_audit import audit_run
-from protoseal.audit.run_checks import Outcome, RunAudit
+from protoseal.audit.run_checks import CheckOutcome, RunAudit
 from protoseal.audit.site_evidence import load_simulation_evidence
 from protoseal.audit.training_canaries import AuditedTraining
 from protoseal.simulation.config import SimulationConfig
@@ -35,7 +41,7 @@ from tests.support.weakenings import RELEASE_DOUBLES
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "privacy-audit.md"
 LEVEL = 1e-4
 CANARIES = 30_000
-FOUND, STANDS, NOT_COVERED = Outcome.FOUND, Outcome.STANDS, Outcome.NOT_COVERED
+FOUND, STANDS, NOT_COVERED = CheckOutcome.FOUND, CheckOutcome.STANDS, CheckOutcome.NOT_COVERED
 RELEASES = """
 method = "pfpl"
 protection = "masked"
@@ -97,9 +103,9 @@ class Row:
     """
 
     layer: str
-    run: Outcome
+    run: CheckOutcome
     check: str
-    mechanism: Outcome
+    mechanism: CheckOutcome
     test: str
     noise: float | None = None
 
@@ -203,10 +209,10 @@ def run_audit_of(config: SimulationConfig) -> RunAudit:
     return audit_run(run, sites, LEVEL)
 
 
-def outcome_of(made: RunAudit, check: str) -> Outcome:
+def outcome_of(made: RunAudit, check: str) -> CheckOutcome:
     """Return the outcome of a run's audit for a weakness: found if the named check, among others, finds it."""
-    names = {outcome: {found.weakness for _, found in made.of(outcome)} for outcome in Outcome}
-    if made.verdict is Verdict.REFUTED:
+    names = {outcome: {found.weakness for _, found in made.of(outcome)} for outcome in CheckOutcome}
+    if made.verdict is AuditVerdict.REFUTED:
         assert check in names[FOUND], names[FOUND]
         return FOUND
     return NOT_COVERED if check in names[NOT_COVERED] else STANDS
@@ -220,7 +226,7 @@ def test_weakenings_table_has_every_double() -> None:
 @pytest.mark.parametrize("text", [RELEASES, TRAINING], ids=["releases", "training"])
 def test_weakenings_true_run_stands(tmp_path: Path, text: str) -> None:
     made = run_audit_of(config_in(text, tmp_path / "run", keep_releases=True))
-    assert (made.verdict, made.of(FOUND)) == (Verdict.STANDS, [])
+    assert (made.verdict, made.of(FOUND)) == (AuditVerdict.STANDS, [])
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -263,7 +269,7 @@ def test_weakenings_mechanism_audit_agrees(monkeypatch: pytest.MonkeyPatch, name
     strength = (200_000, 0.01) if name == "half of training's noise" else (CANARIES, LEVEL)
     audited, plan = planned(name in TRAINING_ROWS, *strength)
     DOUBLES[name](monkeypatch)
-    refuted = audit_mechanism(audited, plan).verdict is Verdict.REFUTED
+    refuted = audit_mechanism(audited, plan).verdict is AuditVerdict.REFUTED
     assert refuted is (ROWS[name].mechanism is FOUND)
 
 

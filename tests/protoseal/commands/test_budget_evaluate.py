@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 
 from privacy.accounting.events import GaussianRelease
 from protoseal.audit import budget_curve as budget_runs
-from protoseal.audit.accuracy_page import FREEZING, accuracy_over_epsilon
-from protoseal.audit.accuracy_records import Evaluation
+from protoseal.audit.accuracy_report import FREEZING, AccuracyReport, accuracy_over_epsilon
 from protoseal.audit.budget_curve import request_runs
 from protoseal.cli import main
 from protoseal.commands.budget_evaluate import evaluate_command
@@ -155,9 +154,9 @@ def test_a_loss_is_of_freezing_where_features_were_frozen(
     _, found = evaluated
     *noisy, exact = found["levels"]
     changed = [each | {"features": features} for each in noisy]
-    assert Evaluation.model_validate(found | {"levels": [*changed, exact]}).freezes is mixed
+    assert AccuracyReport.model_validate(found | {"levels": [*changed, exact]}).freezes is mixed
     without_loss = [each | {"loss": {}} for each in changed]
-    assert not Evaluation.model_validate(found | {"levels": without_loss}).freezes
+    assert not AccuracyReport.model_validate(found | {"levels": without_loss}).freezes
 
 
 @pytest.mark.full
@@ -180,7 +179,7 @@ def test_the_plot_shows_every_place(
     """The first runs, those at ∞, have nothing else beside them in the plot."""
     shown: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: shown.append(figure))
-    whole = Evaluation.model_validate(evaluated[1])
+    whole = AccuracyReport.model_validate(evaluated[1])
     accuracy_over_epsilon(whole.model_copy(update={"levels": whole.levels[there]}))
     axes = shown[0].axes[0]
     low, high = axes.get_xlim()

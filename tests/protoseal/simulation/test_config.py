@@ -9,7 +9,7 @@ import pytest
 from agreement import ConfigError
 from agreement.storage.run_files import FileError
 from protoseal.reports.result_files import Accuracies, RunResult, SeedFigures
-from protoseal.reports.seed_statistics import between_runs
+from protoseal.reports.run_results import between_runs
 from protoseal.simulation.config import SimulationConfig, load_simulation
 
 
@@ -131,8 +131,10 @@ def test_sites_of_their_own_files_are_split_no_further(tmp_path: Path) -> None:
     assert load_simulation(None, {"dataset": f"sites:{tmp_path}", "min_holders": 9}).fewest_sites == 9
     file = tmp_path / "run.toml"
     file.write_text('split = "iid"\nsites = 7\ntests = 7\n', encoding="utf-8")
-    assert load_simulation(file, {"dataset": f"sites:{tmp_path}"}).is_split, "the file's are of other data"
-    assert load_simulation(file, {}, [f"dataset=sites:{tmp_path}"]).is_split
+    assert load_simulation(file, {"dataset": f"sites:{tmp_path}"}).has_site_files, (
+        "the file's are of other data"
+    )
+    assert load_simulation(file, {}, [f"dataset=sites:{tmp_path}"]).has_site_files
     for flags, settings in (({"split": "iid"}, []), ({}, ["split=iid"])):
         with pytest.raises(ConfigError, match="split"):
             load_simulation(file, {"dataset": f"sites:{tmp_path}", **flags}, settings)

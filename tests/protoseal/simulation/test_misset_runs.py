@@ -11,7 +11,7 @@ from agreement import Method
 from protoseal.reports.report import write_report
 from protoseal.reports.result_files import RunResult, read_result
 from protoseal.simulation.experiment import simulate
-from protoseal.simulation.local_federation import Outcome
+from protoseal.simulation.local_federation import RunOutcome
 from protoseal.simulation.run_folder import SavedRun
 from secure_client.diagnosis.diagnoses import Symptom
 from secure_client.output.site_log import SiteLog, SiteRound
@@ -125,5 +125,5 @@ def test_saved_run_rounds_after_best_one_are_diagnosed() -> None:
         for number in (1, 2, 3)
     )
     log = SiteLog(name="a", model="small-cnn", train_samples=1, bytes_up=0, bytes_down=0, rounds=rounds)
-    run = SavedRun(Method.PFPL, small_agreement(), Outcome({"a": log}, [], [], best_round=1), "")
+    run = SavedRun(Method.PFPL, small_agreement(), RunOutcome({"a": log}, [], [], best_round=1), "")
     assert [diagnosis.symptom for diagnosis in run.diagnoses] == [Symptom.NOT_FALLING]

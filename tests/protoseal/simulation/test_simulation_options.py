@@ -115,7 +115,7 @@ def test_config_averaging_different_models_is_refused(tmp_path: Path, method: st
         config_for(tmp_path / "out", method=method, models=different)
     with pytest.raises(ConfigError, match=f"{method} would average"):
         config_for(tmp_path / "out", compare=(method,), models=different)
-    assert config_for(tmp_path / "out", method=method, models=("resnet10",)).model_of(3) == "resnet10"
+    assert config_for(tmp_path / "out", method=method, models=("resnet10",)).model_at(3) == "resnet10"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedplcc", "fpl", "fedrep"])

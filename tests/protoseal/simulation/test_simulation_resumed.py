@@ -23,10 +23,10 @@ import torch
 from agreement import Method
 from agreement.errors import UserError
 from privacy.errors import PrivacyError
-from protoseal.reports.result_files import read_record, read_result
+from protoseal.reports.result_files import read_result
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import CompletedRound, EndedRun, Watcher, simulate
-from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation, RunFolder
+from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation, RunFolder, SavedRun
 from protoseal.simulation.run_log import RunLog
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import DataError, SiteError
@@ -63,7 +63,8 @@ def left_by(out: Path) -> dict[str, str]:
 def rounds_of(out: Path) -> dict[str, list[int]]:
     """Return the recorded rounds of each run that has ended."""
     return {
-        path.stem: [each["round"] for each in read_record(path).rounds] for path in (out / "runs").iterdir()
+        path.stem: [each.round for each in SavedRun.read(path).outcome.rounds]
+        for path in (out / "runs").iterdir()
     }
 
 
