@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from agreement.registry.protections import PeersHalves, SumHalves
 from agreement.registry.round_plan import PayloadKind
 from agreement.schema.agreement import CKKS_SLOTS, Agreement
 from crypto.fixed_point import MIN_FRACTION_BITS
@@ -74,11 +75,15 @@ def extension_shape(agreement: Agreement) -> PayloadShape:
     """Return the form that the protection declares; raise ``ValueError`` if it declares none for the method."""
     protection = agreement.protection
     settings = agreement.settings_of(protection)
-    if agreement.sums and protection.sums is not None:
-        return protection.sums.form(settings, agreement.sum_facts)
-    if protection.peers is None:
-        raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
-    return protection.peers.form(settings, len(agreement.classes), agreement.dim)
+    match protection.halves(agreement.method.traits.family):
+        case SumHalves() as halves:
+            return halves.form(settings, agreement.sum_facts)
+        case PeersHalves() as halves:
+            return halves.form(settings, len(agreement.classes), agreement.dim)
+        case _:
+            raise ValueError(
+                f"protection {protection.value!r} declares no form for method {agreement.method.value}"
+            )
 
 
 def _extension_numbers(agreement: Agreement) -> int:

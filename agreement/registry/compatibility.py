@@ -1,4 +1,4 @@
-"""Checks of which method can run under which protection."""
+"""Pairs of method and protection that can run, and the rounds of each pair."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from agreement.registry.methods import Method
 from agreement.registry.protections import PROTECTIONS, Protection
+from agreement.registry.round_plan import RoundPlan
 from agreement.sections.methods import Family
 from algorithms.gram_matrix import Need
 from algorithms.pfpl import Weighting, sufficient_needs
@@ -19,6 +20,18 @@ NEEDS = {
     Family.ALONE: frozenset[Need](),
 }
 """Needs of each family, all of which a protection must offer. For ``PEERS``, which has alternatives, one is enough."""
+
+
+def plan_for(method: Method, protection: Protection, weighting: Weighting) -> RoundPlan:
+    """Return the rounds of a method under a protection; ``ValueError`` for a pair that has none.
+
+    ``weighting`` is that of peers, for a method of ``PEERS`` without weights of its own.
+    """
+    uniform = method.weights is None and weighting is Weighting.UNIFORM
+    plan = protection.plan(method.traits.family, uniform=uniform)
+    if plan is None:
+        raise ValueError(f"method {method.value} has no rounds under protection {protection.value!r}")
+    return plan
 
 
 def check_protection_serves(method: Method, weighting: Weighting, protection: Protection) -> None:

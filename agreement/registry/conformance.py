@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement.registry.methods import Method
-from agreement.registry.protections import Protection
+from agreement.registry.protections import PeersHalves, Protection, SumHalves
 from agreement.toml_loading import Section
 from algorithms.gram_matrix import Bool, Float, convex
 from algorithms.pfpl import Weighting, peer_weights
@@ -52,10 +52,10 @@ def check_protection(
     given = protection.settings() if settings is None else settings
     secret = secrets.token_bytes(protection.secret_bytes)
     try:
-        if protection.sums is not None:
-            _check_sums(protection, given, secret)
-        if protection.peers is not None:
-            _check_peers(protection, given, secret, tolerance)
+        if isinstance(protection.sums, SumHalves):
+            _check_sums(protection.name, protection.sums, given, secret)
+        if isinstance(protection.peers, PeersHalves):
+            _check_peers(protection.name, protection.peers, given, secret, tolerance)
     except CryptoError as error:
         raise NotConforming(f"{protection.name}: valid values are refused: {error}") from error
 
@@ -77,10 +77,8 @@ def check_weights(method: Method, settings: Section | None = None) -> None:
             raise NotConforming(f"{method.name}: {error}") from error
 
 
-def _check_sums(protection: Protection, settings: Section, secret: bytes) -> None:
-    halves, cohort = protection.sums, _cohort()
-    if halves is None:
-        raise ValueError(f"protection {protection.name!r} serves no sums")
+def _check_sums(protection: str, halves: SumHalves, settings: Section, secret: bytes) -> None:
+    cohort = _cohort()
     facts = SumFacts(_SEGMENTS, terms=len(_SITES))
     site, server = halves.site(settings, secret, facts), halves.server(settings, facts)
     form, bounds = (
@@ -88,7 +86,7 @@ def _check_sums(protection: Protection, settings: Section, secret: bytes) -> Non
         np.concatenate([np.full(s.length, s.bound) for s in _SEGMENTS]),
     )
     error = site.error()
-    _check_vector(f"{protection.name}: the stated error", error, facts.length)
+    _check_vector(f"{protection}: the stated error", error, facts.length)
     for share in (0.0, 1.0, -1.0, None):  # zeros, both bounds, random values
         values = [_within(bounds, share) for _ in cohort.sites]
         sent = [
@@ -98,27 +96,27 @@ def _check_sums(protection: Protection, settings: Section, secret: bytes) -> Non
         for payload in sent:
             server.validate(payload)
         got = site.unprotect(_travelled(server.add(iter(sent)), form))
-        _check_vector(f"{protection.name}: a sum", got, facts.length)
+        _check_vector(f"{protection}: a sum", got, facts.length)
         off = np.abs(got - np.sum(values, axis=0))
         if not (off <= error + facts.rounding).all():
             raise NotConforming(
-                f"{protection.name}: a sum is off by {off.max():.3g}, more than the error that the site's half states"
+                f"{protection}: a sum is off by {off.max():.3g}, more than the error that the site's half states"
             )
     for each, name in zip(values, cohort.sites, strict=True):
-        _check_unlike(protection.name, name, partial(site.protect, each, name, cohort))
+        _check_unlike(protection, name, partial(site.protect, each, name, cohort))
     ends = np.cumsum([0, *(segment.length for segment in _SEGMENTS)])
     for place in {*ends[:-1], *(ends[1:] - 1)}:
         for beyond in (2.0 * bounds[place], -2.0 * bounds[place], np.nan, np.inf, -np.inf):
             over = np.where(np.arange(facts.length) == place, beyond, 0.0)
             _check_refused(
-                protection.name, partial(site.protect, over, cohort.sites[0], cohort, b"three"), BoundError
+                protection, partial(site.protect, over, cohort.sites[0], cohort, b"three"), BoundError
             )
 
 
-def _check_peers(protection: Protection, settings: Section, secret: bytes, tolerance: float) -> None:
-    halves, cohort, stack = protection.peers, _cohort(), _rows()
-    if halves is None:
-        raise ValueError(f"protection {protection.name!r} serves no peers")
+def _check_peers(
+    protection: str, halves: PeersHalves, settings: Section, secret: bytes, tolerance: float
+) -> None:
+    cohort, stack = _cohort(), _rows()
     weights = partial(peer_weights, weighting=Weighting.DISTANCE, tau=1e-4)
     site, server = halves.site(settings, secret, b"one"), halves.server(settings, weights)
     form, plain = halves.form(settings, _CLASSES, _DIM), PlainSite()
@@ -132,15 +130,15 @@ def _check_peers(protection: Protection, settings: Section, secret: bytes, toler
         answer = site.unprotect(_travelled(got[name], form), rows, name, cohort)
         off = float(np.abs(answer - plain.unprotect(wanted[name], rows, name, cohort)).max())
         if not off <= tolerance:
-            raise NotConforming(f"{protection.name}: an answer is off by {off:.3g}, more than {tolerance:g}")
+            raise NotConforming(f"{protection}: an answer is off by {off:.3g}, more than {tolerance:g}")
 
     def protected(rows: Float, name: str, context: bytes) -> Payload:
         return halves.site(settings, secret, context).protect(rows, name, cohort)
 
     for name, rows in zip(cohort.sites, stack, strict=True):
-        _check_unlike(protection.name, name, partial(protected, rows, name))
+        _check_unlike(protection, name, partial(protected, rows, name))
     for factor in (2.0, np.nan, np.inf):
-        _check_refused(protection.name, partial(site.protect, factor * stack[0], "a", cohort), MalformedError)
+        _check_refused(protection, partial(site.protect, factor * stack[0], "a", cohort), MalformedError)
 
 
 def _check_vector(what: str, values: Float, length: int) -> None:

@@ -1,18 +1,37 @@
-"""Protections: the built-in ones, and the type of built-in and third parties' protections."""
+"""Protections: the built-in ones, and the type of built-in and third parties' protections.
+
+A protection is registered in one way, whoever wrote it: as a :class:`Protection` that gives its halves for each family
+of methods that it serves. A third party gives functions that make halves (:class:`PeersHalves`, :class:`SumHalves`),
+and all such halves take the same rounds. A built-in protection may do so too, or give a :class:`RoundPlan` that names
+classes of the two parties, for rounds of more steps or results of another kind.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from agreement.registry.named_component import Named
+from agreement.registry.round_plan import (
+    CLUSTERED_SUM,
+    ENCRYPTED_CLUSTERS,
+    ENCRYPTED_GROUPS,
+    MASKED_SUM,
+    ExchangeKind,
+    PayloadKind,
+    RoundPlan,
+)
+from agreement.sections.methods import Family
+from crypto import plain
 from crypto.keys import KEY_BYTES, LEAST_SECRET_BYTES
 from crypto.plain import Weights
 from crypto.protection import Offer, PayloadShape, ServerHalf, SiteHalf
 from crypto.sum_protection import SumFacts, SumServerHalf, SumSiteHalf
 
 MOST_SECRET_BYTES = 1 << 16
+
+_SITE, _SERVER = "secure_client.exchanges", "secure_server.exchanges"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,6 +48,17 @@ class PeersHalves:
     server: Callable[[Any, Weights], ServerHalf]
     form: Callable[[Any, int, int], PayloadShape]
 
+    rounds: ClassVar[RoundPlan] = RoundPlan(
+        exchange=ExchangeKind.PEERS,
+        values=PayloadKind.EXTENSION,
+        result=PayloadKind.EXTENSION,
+        carries="the extension's own payloads",
+        computes=frozenset({Offer.GRAM}),
+        site_half=f"{_SITE}.peers:DeclaredPeerHalf",
+        server_half=f"{_SERVER}.peers:DeclaredPeerHalf",
+    )
+    """Rounds of every protection that gives such halves."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SumHalves:
@@ -43,17 +73,32 @@ class SumHalves:
     server: Callable[[Any, SumFacts], SumServerHalf]
     form: Callable[[Any, SumFacts], PayloadShape]
 
+    rounds: ClassVar[RoundPlan] = RoundPlan(
+        exchange=ExchangeKind.SUMS,
+        values=PayloadKind.EXTENSION,
+        result=PayloadKind.EXTENSION,
+        carries="the extension's own payloads",
+        computes=frozenset({Offer.SUM}),
+        site_half=f"{_SITE}.sum_halves:DeclaredSumHalf",
+        server_half=f"{_SERVER}.sums:DeclaredSumHalf",
+    )
+    """Rounds of every protection that gives such halves."""
+
+
+Halves = RoundPlan | PeersHalves | SumHalves
+"""Halves of a protection for one family: named in a plan, or made by functions."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Protection(Named):
     """Protection of prototypes and models against the coordinator. Raises ``ValueError`` if it serves no family.
 
-    A third party states its ``peers``, its ``sums``, or both. A built-in protection may do so too; else it has classes
-    of its own at both parties (:mod:`agreement.registry.round_plan`), and states in ``computes`` what the coordinator
-    can compute under it.
+    ``peers``, ``sums``, ``groups`` and ``clusters`` are the protection's halves for methods of the family of that name.
+    A third party gives ``peers``, ``sums``, or both, as functions. ``uniform_peers`` are the rounds of ``peers`` where
+    all peers weigh the same, if these are other rounds.
 
     ``secret_bytes`` is the number of random bytes that all sites share and the coordinator lacks, in runs whose plan
-    needs them (:mod:`agreement.registry.round_plan`): 0, or 16 and more. It has no default, since everybody could
+    needs them (``RoundPlan.shares_secret``): 0, or 16 and more. It has no default, since everybody could
     derive the keys of a protection that forgot its secret. One site makes the bytes and seals them to each other site.
     The limit: one site that helps the coordinator gives them away. ``ckks_key``: a CKKS key follows these bytes.
     ``settings`` and ``deployable`` are as in :class:`agreement.Method`.
@@ -71,17 +116,19 @@ class Protection(Named):
     """The coordinator computes on ciphertexts and sees no values or sample counts; inner products of rotated vectors
     where a method clusters."""
 
-    peers: PeersHalves | None = None
-    sums: SumHalves | None = None
+    peers: RoundPlan | PeersHalves | None = None
+    sums: RoundPlan | SumHalves | None = None
+    groups: RoundPlan | None = None
+    clusters: RoundPlan | None = None
+    uniform_peers: RoundPlan | None = None
     secret_bytes: int
     ckks_key: bool = False
-    computes: frozenset[Offer] = frozenset()
     sums_hide_terms: bool = False
     summary: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.offers:
+        if not self.families:
             raise ValueError("a protection must serve peers, sums, or both")
         if self.secret_bytes and not LEAST_SECRET_BYTES <= self.secret_bytes <= MOST_SECRET_BYTES:
             raise ValueError(
@@ -94,35 +141,182 @@ class Protection(Named):
         return PROTECTIONS.get(self.name) is self
 
     @property
+    def families(self) -> frozenset[Family]:
+        """Return the families of methods that the protection has halves for."""
+        return frozenset(family for family in Family if self.halves(family) is not None)
+
+    @property
     def offers(self) -> frozenset[Offer]:
-        """Return what the coordinator can compute."""
-        served = ((self.peers, Offer.GRAM), (self.sums, Offer.SUM))
-        return self.computes | {offer for halves, offer in served if halves is not None}
+        """Return what the coordinator can compute, in the rounds of any family."""
+        plans = (self.plan(family) for family in self.families)
+        return frozenset(offer for plan in plans if plan is not None for offer in plan.computes)
+
+    def halves(self, family: Family) -> Halves | None:
+        """Return the halves for methods of a family; None if the protection does not serve it."""
+        match family:
+            case Family.PEERS:
+                return self.peers
+            case Family.SUMS:
+                return self.sums
+            case Family.GROUPS:
+                return self.groups
+            case Family.CLUSTERS:
+                return self.clusters
+            case _:
+                return None
+
+    def plan(self, family: Family, *, uniform: bool = False) -> RoundPlan | None:
+        """Return the rounds of a family, ``uniform`` for peers that all weigh the same; None if it is not served."""
+        halves = self.halves(family)
+        if uniform and family is Family.PEERS and self.uniform_peers is not None:
+            return self.uniform_peers
+        return halves if halves is None or isinstance(halves, RoundPlan) else halves.rounds
+
+    def check_complete(self) -> None:
+        """Raise ``ValueError`` if a third party names classes of the parties instead of giving its own halves."""
+        named = (self.peers, self.sums, self.groups, self.clusters, self.uniform_peers)
+        if any(isinstance(halves, RoundPlan) for halves in named):
+            raise ValueError(
+                f"protection {self.name!r} gives a plan of rounds, which only a built-in one may"
+            )
 
 
-_OF_ALL = frozenset({Offer.SUM, Offer.CLUSTERING, Offer.COSINE_WEIGHTS})
+_IN_GROUPS = frozenset({Offer.SUM, Offer.CLUSTERING, Offer.COSINE_WEIGHTS})
+_IN_CLUSTERS = frozenset({Offer.SUM, Offer.CLUSTERING})
+
+_PLAIN_SUMS = RoundPlan(
+    exchange=ExchangeKind.SUMS,
+    values=PayloadKind.VECTOR,
+    result=PayloadKind.MEANS,
+    carries="values in clear",
+    computes=frozenset({Offer.SUM}),
+    site_half=f"{_SITE}.sum_halves:PlainSumHalf",
+    server_half=f"{_SERVER}.sums:PlainSumHalf",
+    row_scheme=plain.SCHEME,
+    shares_secret=False,
+)
 Protection.PLAIN = Protection(
     name="plain",
     secret_bytes=0,
-    computes=_OF_ALL | {Offer.GRAM},
     summary="protects nothing: the coordinator reads every upload",
+    peers=replace(
+        _PLAIN_SUMS,
+        exchange=ExchangeKind.PEERS,
+        values=PayloadKind.ROWS,
+        result=PayloadKind.ROWS,
+        computes=frozenset({Offer.GRAM}),
+        site_half=f"{_SITE}.peers:RowHalf",
+        server_half=f"{_SERVER}.peers:RowHalf",
+    ),
+    sums=_PLAIN_SUMS,
+    groups=replace(_PLAIN_SUMS, computes=_IN_GROUPS),
+    clusters=replace(
+        _PLAIN_SUMS,
+        exchange=ExchangeKind.CLUSTERS,
+        values=PayloadKind.LOCAL_CLUSTERS,
+        result=PayloadKind.CLUSTERS,
+        computes=_IN_CLUSTERS,
+        site_half=f"{_SITE}.clusters:PlainClusterHalf",
+        server_half=f"{_SERVER}.clusters:PlainClusterHalf",
+    ),
+)
+
+_MASKED_SUMS = RoundPlan(
+    exchange=ExchangeKind.SUMS,
+    values=PayloadKind.WORDS,
+    result=PayloadKind.MEANS,
+    carries="pairwise masked sums",
+    computes=frozenset({Offer.SUM}),
+    phases=MASKED_SUM,
+    site_half=f"{_SITE}.sum_halves:MaskedSumHalf",
+    server_half=f"{_SERVER}.sums:MaskedSumHalf",
+    shares_secret=False,
 )
 Protection.MASKED = Protection(
     name="masked",
-    computes=_OF_ALL | {Offer.GRAM},
     secret_bytes=KEY_BYTES,
     sums_hide_terms=True,
     summary="the coordinator reads sums alone, and rows rotated by a secret matrix (pfpl unless weighting is"
     " 'uniform', fedpc once, fedplcc); one site that helps the coordinator lets it read the rotated rows of every site",
+    peers=RoundPlan(
+        exchange=ExchangeKind.PEERS,
+        values=PayloadKind.ROWS,
+        result=PayloadKind.ROWS,
+        carries="rotated rows",
+        computes=frozenset({Offer.GRAM}),
+        site_half=f"{_SITE}.peers:RowHalf",
+        server_half=f"{_SERVER}.peers:RowHalf",
+    ),
+    # Equal weights need no inner products: each site subtracts its own row from a sum.
+    uniform_peers=replace(
+        _MASKED_SUMS,
+        exchange=ExchangeKind.PEER_SUMS,
+        result=PayloadKind.PEER_SUMS,
+        site_half="",
+        server_half=f"{_SERVER}.sums:PeerSumHalf",
+    ),
+    sums=_MASKED_SUMS,
+    groups=replace(
+        _MASKED_SUMS,
+        carries="rotated rows once, then pairwise masked sums",
+        computes=_IN_GROUPS,
+        shares_secret=True,
+    ),
+    clusters=replace(
+        _MASKED_SUMS,
+        exchange=ExchangeKind.CLUSTERS,
+        result=PayloadKind.CLUSTERS,
+        carries="rotated directions, then pairwise masked sums",
+        computes=_IN_CLUSTERS,
+        phases=CLUSTERED_SUM,
+        site_half=f"{_SITE}.clusters:MaskedClusterHalf",
+        server_half=f"{_SERVER}.clusters:MaskedClusterHalf",
+        shares_secret=True,
+    ),
+)
+
+_CKKS_SUMS = RoundPlan(
+    exchange=ExchangeKind.SUMS,
+    values=PayloadKind.CIPHERTEXTS,
+    result=PayloadKind.CIPHERTEXTS,
+    carries="CKKS ciphertexts",
+    computes=frozenset({Offer.SUM}),
+    site_half=f"{_SITE}.sum_halves:CkksSumHalf",
+    server_half=f"{_SERVER}.sums:CkksSumHalf",
 )
 Protection.CKKS = Protection(
     name="ckks",
-    computes=_OF_ALL | {Offer.DISTANCE_WEIGHTS},
     secret_bytes=KEY_BYTES,
     ckks_key=True,
     summary="the coordinator computes on ciphertexts; one site that helps the coordinator lets it read every upload",
+    peers=replace(
+        _CKKS_SUMS,
+        exchange=ExchangeKind.PEERS,
+        computes=frozenset({Offer.DISTANCE_WEIGHTS}),
+        site_half=f"{_SITE}.peers:CkksPeerHalf",
+        server_half=f"{_SERVER}.peers:CkksPeerHalf",
+    ),
+    sums=_CKKS_SUMS,
+    groups=replace(
+        _CKKS_SUMS,
+        carries="rotated rows once, then CKKS ciphertexts",
+        computes=_IN_GROUPS,
+        phases=ENCRYPTED_GROUPS,
+        site_half=f"{_SITE}.sum_halves:MixedGroupsHalf",
+        server_half=f"{_SERVER}.sums:MixedGroupsHalf",
+    ),
+    clusters=replace(
+        _CKKS_SUMS,
+        exchange=ExchangeKind.CLUSTERS,
+        result=PayloadKind.LABELLED_CIPHERTEXTS,
+        carries="rotated directions, then CKKS ciphertexts",
+        computes=_IN_CLUSTERS,
+        phases=ENCRYPTED_CLUSTERS,
+        site_half=f"{_SITE}.clusters:CkksClusterHalf",
+        server_half=f"{_SERVER}.clusters:CkksClusterHalf",
+    ),
 )
 PROTECTIONS: Mapping[str, Protection] = {
-    each.name: each for each in (Protection.PLAIN, Protection.MASKED, Protection.CKKS)
+    protection.name: protection for protection in (Protection.PLAIN, Protection.MASKED, Protection.CKKS)
 }
 """The built-in protections, by name."""

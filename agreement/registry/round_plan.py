@@ -1,22 +1,20 @@
-"""Rounds of every (method family, protection) pair: phases, payload forms and the exchange that runs them.
+"""Plan of the rounds in which a protection's two halves meet: the exchange, its phases, its payloads and the halves.
 
-This table is the only place that says which pair does what, whether a run adds up values, and whether its sites share
-a secret. A party maps ``RoundPlan.exchange`` to its class
-(:mod:`secure_client.session`, :mod:`secure_server.aggregator`), and ``RoundPlan.values`` to the protection's half;
+A protection has one plan for each method family that it serves (:mod:`agreement.registry.protections`). A site maps
+``RoundPlan.exchange`` to a class (:mod:`secure_client.session`), which then takes the half that the plan names. At the
+coordinator the half that the plan names is the whole exchange (:mod:`secure_server.exchanges.exchange`).
 :mod:`agreement.derived.payload_shapes` maps a :class:`PayloadKind` to sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
+from pkgutil import resolve_name
+from typing import Any
 
-from agreement.registry.methods import Method
-from agreement.registry.protections import Protection
-from agreement.sections.methods import Family
-from algorithms.pfpl import Weighting
-from crypto import plain, rotation
+from crypto import rotation
+from crypto.protection import Offer
 from protoseal_wire.messages import Phase
 
 ONE_STEP = (Phase.VALUES,)
@@ -65,118 +63,54 @@ class PayloadKind(Enum):
     LABELLED_CIPHERTEXTS = auto()
     """Encrypted sums, and the classes of the clusters that they are over."""
     EXTENSION = auto()
-    """The form that the protection declares: a third party's, or a built-in one with halves of the same type."""
+    """The form that the protection's own halves declare."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundPlan:
-    """Rounds of one (method family, protection) pair.
+    """Rounds of a protection for one method family, and the halves that take them, by name.
+
+    ``site_half`` and ``server_half`` name classes as ``module:class``, because this package may import neither party. A
+    party loads its half when a run starts (:func:`load_half`). ``site_half`` is empty for an exchange that protects its
+    values itself. ``computes`` is what the coordinator can compute in these rounds.
 
     ``values`` is the form of an upload in VALUES, ``result`` that of a RESULT; ``carries`` says in words what uploads
     are. ``phases`` lie between PRESENCE and the coordinator's computation, in every round but a clustering's round 0.
     ``row_scheme`` is the scheme of rows that the coordinator takes inner products of: as they are, or rotated by a
-    secret matrix. ``sums``: values are added up, over all sites or in groups. ``shares_secret``: all sites hold one
-    secret that the coordinator lacks, if the protection has one (``Protection.secret_bytes``); with it, one site that
-    helps the coordinator reads what the secret protects at every site.
+    secret matrix. ``shares_secret``: all sites hold one secret that the coordinator lacks, if the protection has one
+    (``Protection.secret_bytes``); with it, one site that helps the coordinator reads what the secret protects at every
+    site.
     """
 
     exchange: ExchangeKind
     values: PayloadKind
     result: PayloadKind
     carries: str
+    computes: frozenset[Offer]
+    site_half: str
+    server_half: str
     phases: tuple[Phase, ...] = ONE_STEP
     row_scheme: str = rotation.SCHEME
-    sums: bool = True
     shares_secret: bool = True
 
     @property
     def masked(self) -> bool:
-        """Return whether uploads are added up under pairwise masks."""
+        """True if uploads are added up under pairwise masks."""
         return Phase.SHARES in self.phases
 
-
-_PLAIN_SUMS = RoundPlan(
-    ExchangeKind.SUMS,
-    PayloadKind.VECTOR,
-    PayloadKind.MEANS,
-    "values in clear",
-    ONE_STEP,
-    plain.SCHEME,
-    shares_secret=False,
-)
-_PLAIN_PEERS = replace(
-    _PLAIN_SUMS, exchange=ExchangeKind.PEERS, values=PayloadKind.ROWS, result=PayloadKind.ROWS, sums=False
-)
-_MASKED_SUMS = RoundPlan(
-    ExchangeKind.SUMS,
-    PayloadKind.WORDS,
-    PayloadKind.MEANS,
-    "pairwise masked sums",
-    MASKED_SUM,
-    shares_secret=False,
-)
-_MASKED_PEER_SUMS = replace(_MASKED_SUMS, exchange=ExchangeKind.PEER_SUMS, result=PayloadKind.PEER_SUMS)
-_ENCRYPTED_SUMS = RoundPlan(
-    ExchangeKind.SUMS, PayloadKind.CIPHERTEXTS, PayloadKind.CIPHERTEXTS, "CKKS ciphertexts"
-)
-_EXTENSION_SUMS = RoundPlan(
-    ExchangeKind.SUMS, PayloadKind.EXTENSION, PayloadKind.EXTENSION, "the extension's own payloads"
-)
-_PLANS: Mapping[tuple[Family, Protection | None], RoundPlan] = {
-    (Family.PEERS, Protection.PLAIN): _PLAIN_PEERS,
-    (Family.PEERS, Protection.MASKED): RoundPlan(
-        ExchangeKind.PEERS, PayloadKind.ROWS, PayloadKind.ROWS, "rotated rows", sums=False
-    ),
-    (Family.PEERS, Protection.CKKS): replace(_ENCRYPTED_SUMS, exchange=ExchangeKind.PEERS, sums=False),
-    (Family.PEERS, None): replace(_EXTENSION_SUMS, exchange=ExchangeKind.PEERS, sums=False),
-    (Family.SUMS, Protection.PLAIN): _PLAIN_SUMS,
-    (Family.SUMS, Protection.MASKED): _MASKED_SUMS,
-    (Family.SUMS, Protection.CKKS): _ENCRYPTED_SUMS,
-    (Family.SUMS, None): _EXTENSION_SUMS,
-    (Family.GROUPS, Protection.PLAIN): _PLAIN_SUMS,
-    (Family.GROUPS, Protection.MASKED): replace(
-        _MASKED_SUMS, carries="rotated rows once, then pairwise masked sums", shares_secret=True
-    ),
-    (Family.GROUPS, Protection.CKKS): replace(
-        _ENCRYPTED_SUMS,
-        carries="rotated rows once, then CKKS ciphertexts",
-        phases=ENCRYPTED_GROUPS,
-    ),
-    (Family.CLUSTERS, Protection.PLAIN): replace(
-        _PLAIN_SUMS,
-        exchange=ExchangeKind.CLUSTERS,
-        values=PayloadKind.LOCAL_CLUSTERS,
-        result=PayloadKind.CLUSTERS,
-    ),
-    (Family.CLUSTERS, Protection.MASKED): RoundPlan(
-        ExchangeKind.CLUSTERS,
-        PayloadKind.WORDS,
-        PayloadKind.CLUSTERS,
-        "rotated directions, then pairwise masked sums",
-        CLUSTERED_SUM,
-    ),
-    (Family.CLUSTERS, Protection.CKKS): RoundPlan(
-        ExchangeKind.CLUSTERS,
-        PayloadKind.CIPHERTEXTS,
-        PayloadKind.LABELLED_CIPHERTEXTS,
-        "rotated directions, then CKKS ciphertexts",
-        ENCRYPTED_CLUSTERS,
-    ),
-}
-"""Rounds by family and protection; the key ``None`` stands for third parties' protections."""
+    @property
+    def sums(self) -> bool:
+        """True if values are added up, over all sites or in groups."""
+        return self.exchange is not ExchangeKind.PEERS
 
 
-def plan_for(method: Method, protection: Protection, weighting: Weighting) -> RoundPlan:
-    """Return the rounds of a method under a protection; ``ValueError`` for a pair that has none.
+def load_half(reference: str) -> type[Any]:
+    """Return the class ``module:class``; raise ``ValueError`` if there is none.
 
-    Equal weights of peers (``weighting``, for a method of ``PEERS`` without weights of its own) need no inner products:
-    under ``masked`` each site subtracts its row from a sum.
+    The caller checks what the half is an instance of, before a run takes any value from data.
     """
-    row = protection if protection.built_in else None
-    by_peers = method.traits.family is Family.PEERS and method.weights is None
-    if by_peers and row is Protection.MASKED and weighting is Weighting.UNIFORM:
-        return _MASKED_PEER_SUMS
-    plan = _PLANS.get((method.traits.family, row))
-    if plan is None:
-        raise ValueError(f"method {method.value} has no rounds under protection {protection.value!r}")
-    return plan
+    try:
+        half: type[Any] = resolve_name(reference)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"a protection names a half {reference!r} that cannot be loaded: {error}") from error
+    return half

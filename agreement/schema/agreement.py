@@ -19,7 +19,7 @@ from agreement.registry.extensions import (
     used_so_far,
 )
 from agreement.registry.methods import SIMULATED, Method, simulated_only
-from agreement.registry.protections import Protection
+from agreement.registry.protections import Protection, SumHalves
 from agreement.registry.round_plan import PayloadKind, RoundPlan
 from agreement.schema.layout import Clustering, Layout, NoisySum
 from agreement.schema.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
@@ -193,9 +193,10 @@ class Agreement(RunSettings):
                 self.fixed_point(int(self.clusters))
             except PrecisionError as error:
                 raise ValueError(f"masked sums do not fit ring_bits = {self.ring_bits}: {error}") from error
-        if self.sums and self.protection.sums:
+        halves = self.protection.halves(self.method.traits.family)
+        if isinstance(halves, SumHalves):
             try:
-                self.protection.sums.form(self.settings_of(self.protection), self.sum_facts)
+                halves.form(self.settings_of(self.protection), self.sum_facts)
             except PrecisionError as error:
                 raise ValueError(f"sums do not fit protection {self.protection.value!r}: {error}") from error
         return self

@@ -7,10 +7,10 @@ from typing import Annotated, Self, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from agreement.registry.compatibility import check_noise_is_shared, check_protection_serves
+from agreement.registry.compatibility import check_noise_is_shared, check_protection_serves, plan_for
 from agreement.registry.extensions import KnownMethod, KnownProtection
 from agreement.registry.methods import METHODS, Method
-from agreement.registry.round_plan import RoundPlan, plan_for
+from agreement.registry.round_plan import RoundPlan
 from agreement.sections.averaging import AveragingSection, MaskingSection
 from agreement.sections.methods import (
     BaselinesSection,

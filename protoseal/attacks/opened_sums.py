@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from scipy.optimize import least_squares  # type: ignore[import-untyped]  # it ships no types
@@ -43,9 +44,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Assignment, Phase, PhaseKey
 from secure_client.exchanges.clusters import read_cleartext_clusters
 from secure_client.exchanges.sum_halves import read_cleartext_means
-from secure_server.exchanges.exchange import Attempt
-from secure_server.exchanges.secure_aggregation import MaskedSumExchange
-from secure_server.exchanges.sums import PlainSums
+from secure_server.exchanges.exchange import Attempt, ExchangeParts, build_half
 
 # Results, as a site opens them
 
@@ -168,8 +167,8 @@ def open_coordinator_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
     """
     # With one group left, the coordinator's own code mixes nothing, and its result is the group's mean.
     attempt = replace(_rebuild_attempt(run), groups=(group,))
-    kind = MaskedSumExchange if run.agreement.plan.masked else PlainSums
-    outcome = kind(run.agreement, limits_of(run.agreement)).outcome(attempt)
+    parts = ExchangeParts(run.agreement, limits_of(run.agreement), keys_path=Path())
+    outcome = build_half(parts).outcome(attempt)
     result = outcome.results[group[0]]
     return read_cleartext_means(run.agreement, result, result.scheme)
 

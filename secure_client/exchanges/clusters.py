@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from agreement import Agreement
 from agreement.derived.encrypted_sums import EncryptedClusterSum
 from agreement.derived.payload_shapes import longest_mean
-from agreement.registry.round_plan import PayloadKind
+from agreement.registry.round_plan import load_half
 from algorithms.fedplcc import GlobalClusters
 from algorithms.gram_matrix import Bool, Float
 from crypto.ckks.sums import SummingSite
@@ -129,15 +129,10 @@ class ClusterHalf(ABC):
 
 def build_cluster_half(parts: ExchangeParts, members: GroupMembers) -> ClusterHalf:
     """Return the agreed protection's half; raise ``ValueError`` if the protection has none for clusters."""
-    match parts.agreement.plan.values:
-        case PayloadKind.LOCAL_CLUSTERS:
-            return PlainClusterHalf(parts, members)
-        case PayloadKind.WORDS:
-            return MaskedClusterHalf(parts, members)
-        case PayloadKind.CIPHERTEXTS:
-            return CkksClusterHalf(parts, members)
-        case other:
-            raise ValueError(f"no protection clusters values of form {other.name}")
+    half = load_half(parts.agreement.plan.site_half)(parts, members)
+    if not isinstance(half, ClusterHalf):
+        raise ValueError(f"{type(half).__name__} is no half of clusters")
+    return half
 
 
 class PlainClusterHalf(ClusterHalf):

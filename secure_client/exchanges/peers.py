@@ -1,16 +1,26 @@
-"""Combinations of peers' prototypes at a site, for PFPL and extensions: its next targets follow from them."""
+"""Combinations of peers' prototypes at a site, for PFPL and extensions: its next targets follow from them.
+
+plain, masked        :class:`RowHalf` sends rows in the clear, or rotated
+ckks                 :class:`CkksPeerHalf` encrypts rows and decrypts their combination
+a third party's      :class:`DeclaredPeerHalf`
+"""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 
 import numpy as np
 
 from agreement.derived.cohorts import cohort_of
 from agreement.derived.payload_shapes import limits_of, result_shape
+from agreement.registry.protections import PeersHalves
+from agreement.registry.round_plan import load_half
 from algorithms.pfpl import personalise
+from crypto import plain
+from crypto.ckks.site import CkksSite
 from crypto.errors import ImplausibleError
-from crypto.protection import Cohort, Payload, ProtectedPayload, Rows, SiteHalf
+from crypto.protection import Cohort, Combination, DeclaredHalf, Payload, ProtectedPayload, Rows, SiteHalf
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.error_containment import hide_decryption_errors
@@ -21,7 +31,8 @@ from secure_client.exchanges.exchange import (
     SiteExchange,
     check_nothing_given,
 )
-from secure_client.exchanges.row_protection import build_peer_half, check_peer_half
+from secure_client.exchanges.row_protection import attempt_context, row_protection
+from secure_client.protocol.sent_values import check_cleartext_agreed
 
 _log = logging.getLogger("protoseal.site")
 
@@ -36,10 +47,9 @@ class PeerExchange(SiteExchange):
         self._agreement = parts.agreement
         self._site = parts.site
         self._learner = parts.learner
-        self._setup = parts.setup
         self._participants = parts.participants
         self._limits = limits_of(parts.agreement)
-        check_peer_half(parts.agreement)
+        self._half = build_peer_half(parts)
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
         """See :class:`secure_client.exchanges.exchange.SiteExchange`, here and below."""
@@ -56,7 +66,7 @@ class PeerExchange(SiteExchange):
         # does with them.
         self._participants.asked = cohort.holds[cohort.index(self._site)]
         sent = np.where(self._participants.asked[:, None], self._rows(key), 0.0)
-        return ProtectedPayload(self._half(key, cohort), sent, self._site, cohort)
+        return ProtectedPayload(self._half.for_attempt(key, cohort), sent, self._site, cohort)
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Set the targets of later rounds: α of the own prototypes plus 1 − α of the peers'.
@@ -83,7 +93,8 @@ class PeerExchange(SiteExchange):
         """Return the peers' combination (K, d); for an implausible decryption, log it and return None."""
         try:
             with hide_decryption_errors(f"the result of round {key.round}"):
-                peers = self._half(key, cohort).unprotect(payload, rows, self._site, cohort)
+                half = self._half.for_attempt(key, cohort)
+                peers = half.unprotect(payload, rows, self._site, cohort)
                 if not np.isfinite(peers).all():  # a third party's protection may not check this
                     raise ImplausibleError("the combination of peers is not finite")
                 return peers
@@ -98,5 +109,67 @@ class PeerExchange(SiteExchange):
         rows, _ = self._learner.train_round(key.round)
         return np.asarray(rows / self._agreement.norm_bound)
 
-    def _half(self, key: PhaseKey, cohort: Cohort) -> SiteHalf:
-        return build_peer_half(self._agreement, self._setup, key, cohort)
+
+class PeerHalf(ABC):
+    """A protection's half of rows at one site. A subclass without a half of an attempt cannot be built."""
+
+    def __init__(self, parts: ExchangeParts) -> None:
+        self._agreement = parts.agreement
+        self._setup = parts.setup
+
+    @abstractmethod
+    def for_attempt(self, key: PhaseKey, cohort: Cohort) -> SiteHalf:
+        """Return the half for the attempt of ``key`` among ``cohort``.
+
+        Raises :class:`secure_client.errors.Violation` when the coordinator skipped the step that delivers its secret.
+        """
+
+
+def build_peer_half(parts: ExchangeParts) -> PeerHalf:
+    """Return the agreed protection's half; raise ``ValueError`` if the protection has none for rows."""
+    half = load_half(parts.agreement.plan.site_half)(parts)
+    if not isinstance(half, PeerHalf):
+        raise ValueError(f"{type(half).__name__} is no half of rows")
+    return half
+
+
+class RowHalf(PeerHalf):
+    """Rows whose inner products the coordinator sees, as the plan says: in the clear, or rotated.
+
+    Raises :class:`secure_client.errors.Unprotected` at a run's start for clear rows under another protection.
+    """
+
+    def __init__(self, parts: ExchangeParts) -> None:
+        super().__init__(parts)
+        if self._agreement.plan.row_scheme == plain.SCHEME:
+            check_cleartext_agreed(self._agreement)
+
+    def for_attempt(self, key: PhaseKey, _: Cohort) -> SiteHalf:
+        """Return a half in the clear, or one that rotates by the attempt's matrices."""
+        return row_protection(self._agreement, self._setup, key)
+
+
+class CkksPeerHalf(PeerHalf):
+    """Rows in ciphertexts, of which the coordinator evaluates a combination without seeing inner products."""
+
+    def for_attempt(self, _key: PhaseKey, _cohort: Cohort) -> SiteHalf:
+        """Return a half that encrypts afresh: ciphertexts need no context."""
+        weighting = Combination(self._agreement.pfpl.weighting.value)
+        return CkksSite(self._setup.ckks_key(), weighting, self._agreement.agreement_threshold)
+
+
+class DeclaredPeerHalf(PeerHalf):
+    """Rows under a protection that gives its halves as functions, such as a third party's."""
+
+    def __init__(self, parts: ExchangeParts) -> None:
+        super().__init__(parts)
+        halves = parts.agreement.protection.peers
+        if not isinstance(halves, PeersHalves):
+            raise ValueError(f"protection {parts.agreement.protection.value!r} declares no half of rows")
+        self._make = halves.site
+
+    def for_attempt(self, key: PhaseKey, cohort: Cohort) -> SiteHalf:
+        """Return the declared half, bound to everything that the coordinator could tell two sites differently."""
+        context = attempt_context(self._agreement, self._setup, key, cohort)
+        settings = self._agreement.settings_of(self._agreement.protection)
+        return DeclaredHalf(self._make(settings, self._setup.group_secret(), context))

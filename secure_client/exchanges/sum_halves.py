@@ -26,7 +26,8 @@ from agreement import Agreement
 from agreement.derived.encrypted_sums import CountedSum, EncryptedGroups, EncryptedSum, ExtensionSum
 from agreement.derived.means import Means
 from agreement.derived.payload_shapes import limits_of, longest_mean, sums_shape
-from agreement.registry.round_plan import PayloadKind
+from agreement.registry.protections import SumHalves
+from agreement.registry.round_plan import load_half
 from algorithms.gram_matrix import Bool, Float
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite
@@ -66,6 +67,12 @@ class SumStep:
 class SumHalf(ABC):
     """A protection's half of a run's sums at one site."""
 
+    def __init__(self, parts: ExchangeParts) -> None:
+        self._agreement = parts.agreement
+        self._site = parts.site
+        self._setup = parts.setup
+        self._masks = parts.masks
+
     @abstractmethod
     def answer(self, step: SumStep) -> Answer:
         """Answer a step."""
@@ -82,28 +89,18 @@ class SumHalf(ABC):
 
 def build_sum_half(parts: ExchangeParts) -> SumHalf:
     """Return the agreed protection's half; raise ``ValueError`` if the protection has none for sums."""
-    plan = parts.agreement.plan
-    match plan.values:
-        case PayloadKind.VECTOR:
-            return PlainSumHalf(parts.agreement)
-        case PayloadKind.WORDS:
-            return MaskedSumHalf(parts)
-        case PayloadKind.CIPHERTEXTS if Phase.MEANS in plan.phases:
-            return MixedGroupsHalf(parts)
-        case PayloadKind.CIPHERTEXTS:
-            return CkksSumHalf(parts)
-        case PayloadKind.EXTENSION:
-            return DeclaredSumHalf(parts)
-        case _:
-            raise ValueError(f"no protection adds up values of form {plan.values.name}")
+    half = load_half(parts.agreement.plan.site_half)(parts)
+    if not isinstance(half, SumHalf):
+        raise ValueError(f"{type(half).__name__} is no half of sums")
+    return half
 
 
 class PlainSumHalf(SumHalf):
     """Sums in the clear; raises :class:`secure_client.errors.Unprotected` unless ``plain`` is agreed."""
 
-    def __init__(self, agreement: Agreement) -> None:
-        check_cleartext_agreed(agreement)
-        self._agreement = agreement
+    def __init__(self, parts: ExchangeParts) -> None:
+        super().__init__(parts)
+        check_cleartext_agreed(self._agreement)
 
     def answer(self, step: SumStep) -> Answer:
         """Answer VALUES with the vector as it is."""
@@ -118,10 +115,6 @@ class PlainSumHalf(SumHalf):
 class MaskedSumHalf(SumHalf):
     """Sums under pairwise masks: SHARES, VALUES, SURVIVORS and UNMASK. The coordinator sees the sum and divides it."""
 
-    def __init__(self, parts: ExchangeParts) -> None:
-        self._agreement = parts.agreement
-        self._masks = parts.masks
-
     def answer(self, step: SumStep) -> Answer:
         """Answer one of the steps of secure aggregation."""
         return self._masks.step(step.key, step.group, step.request, step.vector)
@@ -133,11 +126,6 @@ class MaskedSumHalf(SumHalf):
 
 class CkksSumHalf(SumHalf):
     """Sums of ciphertexts: VALUES, then a result that is the encrypted sum, which each site divides into means."""
-
-    def __init__(self, parts: ExchangeParts) -> None:
-        self._agreement = parts.agreement
-        self._site = parts.site
-        self._setup = parts.setup
 
     def answer(self, step: SumStep) -> Answer:
         """Answer VALUES with the encrypted vector, and with the counts that divide the sum."""
@@ -165,9 +153,7 @@ class MixedGroupsHalf(SumHalf):
     """
 
     def __init__(self, parts: ExchangeParts) -> None:
-        self._agreement = parts.agreement
-        self._site = parts.site
-        self._setup = parts.setup
+        super().__init__(parts)
         self._limits = limits_of(parts.agreement)
         self._sums = CkksSumHalf(parts)
 
@@ -219,7 +205,7 @@ class MixedGroupsHalf(SumHalf):
 
 
 class DeclaredSumHalf(SumHalf):
-    """Sums under a third party's protection: the site sends its values once and reads the sum in the answer.
+    """Sums under a protection that gives its halves as functions, such as a third party's: one step, then the sum.
 
     Only sites can read the sum, so only they notice a result that is out of bounds. As under ``ckks``, the site
     acknowledges such a result like any other, because a refusal would tell the coordinator about it, and trains on from
@@ -227,14 +213,12 @@ class DeclaredSumHalf(SumHalf):
     """
 
     def __init__(self, parts: ExchangeParts) -> None:
-        """Raise ``ValueError`` if the protection has no halves of sums."""
-        protection = parts.agreement.protection
-        if protection.sums is None:
-            raise ValueError(f"protection {protection.value!r} has no halves of sums")
-        self._agreement = parts.agreement
-        self._site = parts.site
-        self._setup = parts.setup
-        self._build = protection.sums.site
+        """Raise ``ValueError`` if the protection declares no halves of sums."""
+        super().__init__(parts)
+        halves = parts.agreement.protection.sums
+        if not isinstance(halves, SumHalves):
+            raise ValueError(f"protection {parts.agreement.protection.value!r} declares no half of sums")
+        self._make = halves.site
 
     def answer(self, step: SumStep) -> Answer:
         """Answer VALUES with the third party's payload."""
@@ -257,7 +241,7 @@ class DeclaredSumHalf(SumHalf):
     def _half(self) -> SumSiteHalf:
         agreement = self._agreement
         settings = agreement.settings_of(agreement.protection)
-        return self._build(settings, self._setup.group_secret(), agreement.sum_facts)
+        return self._make(settings, self._setup.group_secret(), agreement.sum_facts)
 
 
 def classes_sent(group: Group, site: str) -> Bool:

@@ -26,7 +26,7 @@ from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import AssignedClusters, read_clusters
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
-from secure_server.exchanges.exchange import Attempt, AttemptCache, repeated_sum
+from secure_server.exchanges.exchange import Attempt, AttemptCache, ExchangeParts, repeated_sum
 
 
 @dataclass(frozen=True)
@@ -131,23 +131,24 @@ class EncodedAssignment:
     clusters: AssignedClusters
 
 
-class RotatedClusters:
-    """DIRECTIONS step.
+class DirectionsStep:
+    """DIRECTIONS at the coordinator, and the assignment that follows from all sites' directions.
 
     The assignment follows from the stored uploads, and is the same after a restart on the same machine. It is
     computed once for an attempt, in time and memory that grow with the square of a class's prototypes.
     """
 
-    def __init__(self, agreement: Agreement, limits: Limits) -> None:
-        self._agreement, self._limits = agreement, limits
+    def __init__(self, parts: ExchangeParts) -> None:
+        self._agreement = parts.agreement
+        self._limits = parts.limits
         self._assignment = AttemptCache[EncodedAssignment]()
 
     def assignment(self, attempt: Attempt) -> EncodedAssignment:
         """Return the assignment. Two threads that ask at once may both compute it, with equal results."""
         senders = attempt.survivors[Phase.DIRECTIONS]
-        return self._assignment.of((attempt.key, senders), lambda: self._assigned(attempt, senders))
+        return self._assignment.of((attempt.key, senders), lambda: self._assign(attempt, senders))
 
-    def _assigned(self, attempt: Attempt, senders: tuple[str, ...]) -> EncodedAssignment:
+    def _assign(self, attempt: Attempt, senders: tuple[str, ...]) -> EncodedAssignment:
         local = {site: self._read(attempt.answer(Phase.DIRECTIONS, site)) for site in senders}
         clusters = assign_clusters(self._agreement, local)
         # Quorums see to it, since directions are never zero.
@@ -160,7 +161,7 @@ class RotatedClusters:
 
     def check(self, attempt: Attempt, site: str, content: bytes) -> None:
         """Raise :class:`MalformedError` unless a site's upload is rotated rows of length 1 and their classes."""
-        rows, classes = self._decoded(content)
+        rows, classes = self._decode(content)
         cohort = group_cohort(attempt.active, attempt.group_of(site), self._agreement)
         check_labels(classes, cohort.holds[cohort.index(site)], self._agreement.clustering.most_local)
         norms = np.linalg.norm(rows, axis=1)
@@ -169,10 +170,10 @@ class RotatedClusters:
 
     def _read(self, content: bytes) -> LocalPrototypes:
         """Return the rotated rows and classes of an upload that was checked."""
-        rows, classes = self._decoded(content)
+        rows, classes = self._decode(content)
         return LocalPrototypes(rows, classes.astype(np.int64))
 
-    def _decoded(self, content: bytes) -> tuple[Float, Float]:
+    def _decode(self, content: bytes) -> tuple[Float, Float]:
         payload = codec.decode_payload(content, self._limits, directions_shape(self._agreement))
         if payload.scheme != SCHEME:
             raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")

@@ -18,7 +18,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from agreement import Agreement
 from agreement.derived.cohorts import group_cohort
 from agreement.derived.encrypted_sums import EncryptedClusterSum
 from agreement.derived.means import check_samples
@@ -32,25 +31,30 @@ from crypto.pairwise.wire_values import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import NORM_SLACK, Payload, whole_numbers
 from protoseal_wire.cluster_assignment import hash_broadcast
-from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
 from secure_server.exchanges.cluster_assignment import (
     ClusterAssignment,
+    DirectionsStep,
     LocalPrototypes,
-    RotatedClusters,
     assign_clusters,
     check_labels,
     clusters_result,
     with_last_clusters,
 )
-from secure_server.exchanges.exchange import Attempt, Outcome, SinglePhaseExchange, repeated_sum
+from secure_server.exchanges.exchange import (
+    Attempt,
+    ExchangeParts,
+    Outcome,
+    SinglePhaseExchange,
+    repeated_sum,
+)
 from secure_server.exchanges.group_results import GroupSum, for_members
-from secure_server.exchanges.secure_aggregation import MaskedSumExchange
+from secure_server.exchanges.secure_aggregation import SecureAggregation
 from secure_server.exchanges.sums import check_model, check_weight
 from secure_server.rounds.state import Quorum
 
 
-class PlainClusters(SinglePhaseExchange):
+class PlainClusterHalf(SinglePhaseExchange):
     """Local prototypes (M, d) of each site, their classes and counts (M,), and its model as a layout has it."""
 
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
@@ -117,14 +121,14 @@ def _check_rows(rows: Float, bound: float) -> None:
         raise MalformedError(f"a local prototype has norm {longest:.9g}; the agreed bound is {bound:g}")
 
 
-class MaskedClusters(MaskedSumExchange):
-    """DIRECTIONS, then the steps of a masked sum over all sites, which are one group."""
+class MaskedClusterHalf(SecureAggregation):
+    """DIRECTIONS, then the steps of secure aggregation over all sites, which are one group."""
 
     summing = (Phase.DIRECTIONS, Phase.SHARES, Phase.VALUES)
 
-    def __init__(self, agreement: Agreement, limits: Limits) -> None:
-        super().__init__(agreement, limits)
-        self._directions = RotatedClusters(agreement, limits)
+    def __init__(self, parts: ExchangeParts) -> None:
+        super().__init__(parts)
+        self._directions = DirectionsStep(parts)
 
     def quorums_of(self, attempt: Attempt, group: tuple[str, ...]) -> Iterator[Quorum]:
         """Return the quorums; after DIRECTIONS also one for the sites of each cluster."""
@@ -137,16 +141,12 @@ class MaskedClusters(MaskedSumExchange):
 
     def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
         """Return the list of participants, the assignment, or the request of a masked sum."""
-        match phase:
-            case Phase.DIRECTIONS:
-                return self.listed(attempt)
-            case Phase.SHARES:
-                return self._directions.assignment(attempt).content
-            case _:
-                return super().request(attempt, phase, site)
+        if phase is Phase.SHARES:
+            return self._directions.assignment(attempt).content
+        return super().request(attempt, phase, site)
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
-        """Check an answer, as :meth:`secure_server.exchanges.exchange.Exchange.check` does."""
+        """See :class:`secure_server.exchanges.exchange.Exchange`."""
         if phase is Phase.DIRECTIONS:
             self._directions.check(attempt, site, content)
         else:
@@ -163,7 +163,7 @@ class MaskedClusters(MaskedSumExchange):
         return hash_broadcast(super().broadcast(attempt, group), self._directions.assignment(attempt).content)
 
     def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:
-        """Check a sum of samples, counts and centres, as the base class does."""
+        """Check sums of samples, counts and centres, as sites would."""
         most = self._agreement.averaging.most_samples
         check_samples(float(group_sum.total[-1]), len(group_sum.members), most)
         self._check_counts(attempt, group_sum)
@@ -174,7 +174,7 @@ class MaskedClusters(MaskedSumExchange):
         results = [self._result(attempt, group_sum) for group_sum in sums]
         return [with_last_clusters(self._agreement, attempt, result, self._limits) for result in results]
 
-    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:  # noqa: ARG002 (as the base class)
+    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:  # noqa: ARG002 (the interface's argument)
         """Return the result, of whose clusters rounds whose sums have no prototypes make theirs."""
         return results
 
@@ -204,12 +204,12 @@ class MaskedClusters(MaskedSumExchange):
             )
 
 
-class EncryptedClusters(SinglePhaseExchange):
-    """DIRECTIONS, then VALUES, both from every participant."""
+class CkksClusterHalf(SinglePhaseExchange):
+    """DIRECTIONS, then VALUES with ciphertexts, both from every participant."""
 
-    def __init__(self, agreement: Agreement, limits: Limits) -> None:
-        super().__init__(agreement, limits)
-        self._directions = RotatedClusters(agreement, limits)
+    def __init__(self, parts: ExchangeParts) -> None:
+        super().__init__(parts)
+        self._directions = DirectionsStep(parts)
 
     def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
         """Return the list of participants, then the assignment."""
@@ -218,7 +218,7 @@ class EncryptedClusters(SinglePhaseExchange):
         return super().request(attempt, phase, site)
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
-        """Check an answer, as :meth:`secure_server.exchanges.exchange.Exchange.check` does."""
+        """See :class:`secure_server.exchanges.exchange.Exchange`."""
         if phase is Phase.DIRECTIONS:
             self._directions.check(attempt, site, content)
         else:

@@ -1,6 +1,9 @@
-"""Interface of an exchange, and the view of an attempt that an exchange works on.
+"""Abstract exchange at the coordinator, the parts that it is built of, and the view of an attempt that it works on.
 
-Exchanges of one step: every participant sends its values, which the coordinator can check by themselves.
+Here a protection's half is the whole exchange, since there is no model to train. A half has the name of the site's half
+that it answers: see :mod:`secure_server.exchanges.peers`, :mod:`secure_server.exchanges.sums` and
+:mod:`secure_server.exchanges.clusters`. FedPC's grouping of sites is :mod:`secure_server.exchanges.site_grouping`. A
+half is built when a run starts, so that a missing half ends the run there.
 """
 
 from __future__ import annotations
@@ -8,13 +11,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Generic, TypeVar
 
 from agreement import Agreement, Protection
 from agreement.derived.payload_shapes import directions_shape, limits_of, values_shape
+from agreement.registry.round_plan import load_half
 from crypto import plain
 from crypto.errors import UnknownSchemeError
-from crypto.protection import Payload, PayloadShape
+from crypto.protection import Payload, PayloadShape, Pool
 from crypto.roster import Roster
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
@@ -125,30 +130,53 @@ class Outcome:
     sums: Mapping[str, Payload] = field(default_factory=dict)
 
 
-class Exchange(Protocol):
-    """The steps of a round between PRESENCE and its outcome."""
+@dataclass(frozen=True)
+class ExchangeParts:
+    """Components of an exchange at the coordinator.
 
-    masked: bool
+    ``keys_path`` is the file of the group's evaluation keys once a site has made them (``ckks`` only). Heavy work
+    goes to ``executor``, or is done in the caller's thread when it is None.
+    """
+
+    agreement: Agreement
+    limits: Limits
+    keys_path: Path
+    executor: Pool | None = None
+
+
+class Exchange(ABC):
+    """The coordinator's steps of a round between PRESENCE and its outcome."""
+
+    masked = False
     """True if sites state keys for masks with their presence."""
 
-    def quorums(self, attempt: Attempt, /) -> tuple[Quorum, ...]:
-        """Return the answers that each step needs, and of which participants; a step without a quorum needs all."""
-        ...
+    def __init__(self, parts: ExchangeParts) -> None:
+        self._agreement = parts.agreement
+        self._limits = parts.limits
+        self._active_list = AttemptCache[bytes]()
 
-    def request(self, attempt: Attempt, phase: Phase, site: str, /) -> bytes:
-        """Return the request of a step for a site, always the same for the same attempt."""
-        ...
-
-    def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes, /) -> None:
+    @abstractmethod
+    def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
         """Refuse an invalid answer.
 
         Raises :class:`secure_server.errors.BadPayload`, a codec error or a :class:`crypto.errors.CryptoError`.
         """
-        ...
 
-    def outcome(self, attempt: Attempt, /) -> Outcome:
+    @abstractmethod
+    def outcome(self, attempt: Attempt) -> Outcome:
         """Return the outcome of the answers to all steps; raise if there is none."""
-        ...
+
+    def quorums(self, attempt: Attempt) -> tuple[Quorum, ...]:  # noqa: ARG002 (the interface's argument)
+        """Return the answers that each step needs, and of which participants; a step without a quorum needs all."""
+        return ()
+
+    def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:  # noqa: ARG002 (the interface's arguments)
+        """Return the request of a step for a site, always the same for the same attempt.
+
+        The first step of every exchange brings the presence of all participants.
+        """
+        about = (attempt.key, attempt.sites)
+        return self._active_list.of(about, lambda: codec.encode_active_list(attempt.active))
 
 
 def read_upload(agreement: Agreement, key: PhaseKey, content: bytes) -> Payload:
@@ -167,25 +195,12 @@ def read_upload(agreement: Agreement, key: PhaseKey, content: bytes) -> Payload:
         return codec.decode_masked_values(content, limits, shape).payload
 
 
-class SinglePhaseExchange(ABC):
+class SinglePhaseExchange(Exchange):
     """VALUES, from every participant: a missing one fails the attempt."""
 
-    masked = False
-
-    def __init__(self, agreement: Agreement, limits: Limits) -> None:
-        self._agreement, self._limits = agreement, limits
-
-    def quorums(self, _: Attempt) -> tuple[Quorum, ...]:
-        """Return no quorum: everyone is needed."""
-        return ()
-
-    def request(self, attempt: Attempt, _phase: Phase, _site: str) -> bytes:
-        """Return the presence of all participants."""
-        return codec.encode_active_list(attempt.active)
-
-    def check(self, attempt: Attempt, _phase: Phase, site: str, content: bytes) -> None:
+    def check(self, attempt: Attempt, _: Phase, site: str, content: bytes) -> None:
         """Check an answer: decode it, refuse cleartext that is not agreed, then call :meth:`validate`."""
-        payload = self._decoded(attempt, content)
+        payload = self._decode(attempt, content)
         # A third party's half may not check this. Limit: the coordinator has seen the values by now.
         if payload.scheme == plain.SCHEME and self._agreement.protection is not Protection.PLAIN:
             raise UnknownSchemeError(
@@ -194,21 +209,25 @@ class SinglePhaseExchange(ABC):
             )
         self.validate(payload, site, attempt)
 
+    def payload(self, attempt: Attempt, site: str) -> Payload:
+        """Return the values of one participant."""
+        return self._decode(attempt, attempt.answer(Phase.VALUES, site))
+
     def payloads(self, attempt: Attempt) -> dict[str, Payload]:
         """Return the values of all participants."""
         return {site: self.payload(attempt, site) for site in attempt.survivors[Phase.VALUES]}
-
-    def payload(self, attempt: Attempt, site: str) -> Payload:
-        """Return the values of one participant."""
-        return self._decoded(attempt, attempt.answer(Phase.VALUES, site))
 
     @abstractmethod
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
         """Raise :class:`crypto.errors.MalformedError` unless the payload may enter :meth:`outcome`."""
 
-    @abstractmethod
-    def outcome(self, attempt: Attempt) -> Outcome:
-        """Return the outcome of everyone's values."""
-
-    def _decoded(self, attempt: Attempt, content: bytes) -> Payload:
+    def _decode(self, attempt: Attempt, content: bytes) -> Payload:
         return codec.decode_payload(content, self._limits, values_shape(self._agreement, attempt.key.round))
+
+
+def build_half(parts: ExchangeParts) -> Exchange:
+    """Return the coordinator's half of the agreed protection; raise ``ValueError`` if the protection has none."""
+    half = load_half(parts.agreement.plan.server_half)(parts)
+    if not isinstance(half, Exchange):
+        raise ValueError(f"{type(half).__name__} is no half of an exchange")
+    return half

@@ -1,4 +1,4 @@
-"""Sums under ``masked``: each group's sum from masked vectors, also when sites drop out on the way.
+"""Secure aggregation at the coordinator: each group's sum from masked vectors, also when sites drop out on the way.
 
 The coordinator relays keys, shares and signatures, and learns each group's sum and none of its terms. It checks the
 relayed messages, so that a bad answer is refused to its sender, not by everyone else. The limits: a sealed share, the
@@ -8,16 +8,15 @@ no result, and the others have theirs without it; in some cases the fault can be
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from agreement import Agreement
 from agreement.derived.cohorts import group_cohort
-from agreement.derived.payload_shapes import result_shape, values_shape
-from agreement.registry.round_plan import PayloadKind
+from agreement.derived.payload_shapes import values_shape
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.attempt import Binding, threshold
@@ -25,10 +24,9 @@ from crypto.pairwise.member_signatures import verify_sharers, verify_survivor
 from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.shares import check_released, verify_share
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import SCHEME, MaskKeys, ReleasedShare, SealedShare, masked_words
+from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, masked_words
 from crypto.protection import Payload, PayloadShape, Words
 from protoseal_wire import codec
-from protoseal_wire.codec import Limits
 from protoseal_wire.messages import (
     MaskedValues,
     Phase,
@@ -39,16 +37,16 @@ from protoseal_wire.messages import (
     SurvivorSignature,
 )
 from secure_server.errors import BadPayload
-from secure_server.exchanges.exchange import Attempt, AttemptCache, GroupFailure, Outcome, repeated_sum
-from secure_server.exchanges.fault_attribution import Released, suspicions
-from secure_server.exchanges.group_results import (
-    GroupSum,
-    check_means,
-    for_members,
-    group_payloads,
-    summed_rows,
-    with_last_rows,
+from secure_server.exchanges.exchange import (
+    Attempt,
+    AttemptCache,
+    Exchange,
+    ExchangeParts,
+    GroupFailure,
+    Outcome,
 )
+from secure_server.exchanges.fault_attribution import Released, suspicions
+from secure_server.exchanges.group_results import GroupSum, for_members
 from secure_server.rounds.state import Quorum
 
 
@@ -70,27 +68,34 @@ class LazyVectors(Mapping[str, Words]):
         return len(self._sites)
 
 
-class MaskedSumExchange:
-    """SHARES, VALUES, SURVIVORS and UNMASK of all groups, side by side."""
+class SecureAggregation(Exchange):
+    """SHARES, VALUES, SURVIVORS and UNMASK of all groups, side by side. A subclass says what is summed."""
 
     masked = True
     summing: tuple[Phase, ...] = (Phase.SHARES, Phase.VALUES)
     """Steps that need enough holders of every class in the sum."""
 
-    def __init__(self, agreement: Agreement, limits: Limits) -> None:
-        self._agreement, self._limits = agreement, limits
-        self._listed = AttemptCache[bytes]()
+    def __init__(self, parts: ExchangeParts) -> None:
+        super().__init__(parts)
         self._relayed = AttemptCache[Mapping[str, list[SealedShare]]]()
         self._on_sharers = AttemptCache[dict[str, bytes]]()
         self._on_survivors = AttemptCache[Mapping[tuple[str, ...], tuple[SurvivorSignature, ...]]]()
 
-    def quorums(self, attempt: Attempt) -> tuple[Quorum, ...]:
-        """Return each group's quorums: the threshold, and for vectors also enough holders of each active class."""
-        return tuple(quorum for group in attempt.groups for quorum in self.quorums_of(attempt, group))
+    # What is summed
 
-    # Vectors and their sum
+    @abstractmethod
+    def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:
+        """Raise :class:`MalformedError` for a sum that members who keep to their bounds cannot have."""
 
-    def fixed_point(self, attempt: Attempt) -> FixedPoint:  # noqa: ARG002 (elsewhere it depends on the attempt)
+    @abstractmethod
+    def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
+        """Return each group's result."""
+
+    @abstractmethod
+    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:
+        """Return what rounds whose sums have no prototypes repeat of these sums, for each group."""
+
+    def fixed_point(self, attempt: Attempt) -> FixedPoint:  # noqa: ARG002 (over clusters it depends on the attempt)
         """Return the fixed-point encoding of vectors as words."""
         return self._agreement.fixed_point()
 
@@ -98,43 +103,9 @@ class MaskedSumExchange:
         """Return the hash of the broadcast to all members: the base that each member stated in PRESENCE."""
         return attempt.statement(group[0]).base
 
-    def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:  # noqa: ARG002 (elsewhere it depends on the attempt)
-        """Raise :class:`MalformedError` for a sum that members who keep to their bounds cannot have."""
-        check_means(self._agreement, group_sum)
-
-    def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
-        """Return each group's result: of PFPL the sum itself, from which each member subtracts its own term."""
-        if self._agreement.plan.result is PayloadKind.PEER_SUMS:
-            return [self._peer_sum(attempt, group_sum) for group_sum in sums]
-        repeated = [with_last_rows(self._agreement, attempt, group_sum, self._limits) for group_sum in sums]
-        return group_payloads(self._agreement, repeated, SCHEME)
-
-    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:
-        """Return what rounds whose sums have no prototypes repeat of these sums, for each group."""
-        if self._agreement.plan.result is PayloadKind.PEER_SUMS:
-            return results
-        return [summed_rows(self._agreement, group_sum) for group_sum in sums]
-
-    def _peer_sum(self, attempt: Attempt, group_sum: GroupSum) -> Payload:
-        """Return a sum, the numbers of holders in it, and its members with their signatures.
-
-        In a round whose sums have no prototypes this is the last sum, with the members of that sum.
-        """
-        group = group_sum.cohort.sites
-        last = repeated_sum(self._agreement, attempt, group, result_shape(self._agreement), self._limits)
-        if last is not None:
-            return last
-        members = SumMembers(
-            attempt.key.round,
-            attempt.key.attempt,
-            group,
-            self.broadcast(attempt, group),
-            SignedSurvivors(group_sum.members, self._all_signed(attempt, group)),
-        )
-        arrays = (group_sum.total, group_sum.holders.astype(np.float64))
-        return Payload(SCHEME, arrays=arrays, blobs=(codec.encode_sum_members(members),))
-
-    # Quorums
+    def quorums(self, attempt: Attempt) -> tuple[Quorum, ...]:
+        """Return each group's quorums: the threshold, and for vectors also enough holders of each active class."""
+        return tuple(quorum for group in attempt.groups for quorum in self.quorums_of(attempt, group))
 
     def quorums_of(self, attempt: Attempt, group: tuple[str, ...]) -> Iterator[Quorum]:
         """Return the quorums of one group."""
@@ -156,18 +127,14 @@ class MaskedSumExchange:
         """Return the messages that the step relays to the site, from its own group alone."""
         group = attempt.group_of(site)
         match phase:
-            case Phase.SHARES:
-                return self.listed(attempt)
             case Phase.VALUES:
                 return codec.encode_received_shares(self._received(attempt, group, site))
             case Phase.SURVIVORS:
                 return codec.encode_survivor_set(SurvivorSet(attempt.among(group, Phase.VALUES)))
-            case _:
+            case Phase.UNMASK:
                 return codec.encode_signed_survivors(self._signed(attempt, group, site))
-
-    def listed(self, attempt: Attempt) -> bytes:
-        """Return the participants' statements, the same for all of them."""
-        return self._listed.of((attempt.key, attempt.sites), lambda: codec.encode_active_list(attempt.active))
+            case _:
+                return super().request(attempt, phase, site)
 
     def _received(self, attempt: Attempt, group: tuple[str, ...], site: str) -> ReceivedShares:
         """Return the received shares, in a sparse graph with the names of all that made shares."""
@@ -198,6 +165,17 @@ class MaskedSumExchange:
         )
         return SignedSurvivors(
             survivors, signatures[group], self._owner_signatures(attempt, group, survivors, site)
+        )
+
+    def sum_members(self, attempt: Attempt, group_sum: GroupSum) -> SumMembers:
+        """Return the members of an opened sum with their signatures, for a site that took no part in it."""
+        group = group_sum.cohort.sites
+        return SumMembers(
+            attempt.key.round,
+            attempt.key.attempt,
+            group,
+            self.broadcast(attempt, group),
+            SignedSurvivors(group_sum.members, self._all_signed(attempt, group)),
         )
 
     def _all_signed(self, attempt: Attempt, group: tuple[str, ...]) -> tuple[SurvivorSignature, ...]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from functools import partial
 
-from agreement import Agreement
 from agreement.derived.cohorts import clustering_cohort
 from algorithms.fedpc import cluster
 from crypto.plain import GramServer
 from crypto.protection import Payload
-from protoseal_wire.codec import Limits
-from secure_server.exchanges.exchange import Attempt, Outcome, SinglePhaseExchange
+from secure_server.exchanges.exchange import Attempt, ExchangeParts, Outcome, SinglePhaseExchange
 from secure_server.rounds.state import Groups
 
 
@@ -22,12 +19,11 @@ class SiteGrouping(SinglePhaseExchange):
     The limit: the groups show which sites' prototypes are alike, to the coordinator and to every site.
     """
 
-    def __init__(
-        self, agreement: Agreement, limits: Limits, scheme: str, executor: Executor | None = None
-    ) -> None:
-        """Search groups by ``executor``, or in this thread when there is none."""
-        super().__init__(agreement, limits)
-        self._server, self._executor = GramServer(scheme), executor
+    def __init__(self, parts: ExchangeParts) -> None:
+        """Search groups by the parts' executor, or in this thread when there is none."""
+        super().__init__(parts)
+        self._server = GramServer(parts.agreement.plan.row_scheme)
+        self._executor = parts.executor
 
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
         """Validate a payload, as :class:`crypto.plain.GramServer` does."""

@@ -1,6 +1,7 @@
-"""Sums in one step at the coordinator: in the clear, of ciphertexts, and FedPC's mixture of encrypted groups.
+"""Sums at the coordinator: in the clear, under masks, of ciphertexts, and FedPC's mixture of encrypted groups.
 
-Under ``plain`` the coordinator sees every site's prototypes and model. Under ``ckks`` or a third party's protection it
+Under ``plain`` the coordinator sees every site's prototypes and model, under ``masked`` each group's sum
+(:mod:`secure_server.exchanges.secure_aggregation`). Under ``ckks`` or a third party's protection it
 adds payloads that it cannot read, and sees sizes, times and which site has which class. Limits: see
 :mod:`crypto.ckks.sums`.
 
@@ -12,39 +13,49 @@ taken: the leader could subtract the two.
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from agreement import Agreement, AveragingSection
+from agreement import AveragingSection
 from agreement.derived.cohorts import group_cohort
 from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
-from agreement.derived.payload_shapes import sums_shape, values_shape
+from agreement.derived.payload_shapes import result_shape, sums_shape, values_shape
+from agreement.registry.protections import SumHalves
 from algorithms.gram_matrix import Bool
 from crypto.ckks.group_mixing import MixingServer
 from crypto.ckks.sums import SummingServer
 from crypto.errors import MalformedError
+from crypto.pairwise.wire_values import SCHEME as PAIRWISE
 from crypto.plain import SCHEME, only_array
 from crypto.protection import NORM_SLACK, Payload
 from crypto.sum_protection import SumServerHalf
 from protoseal_wire import codec
-from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
-from secure_server.exchanges.exchange import Attempt, Outcome, SinglePhaseExchange, repeated_sum
+from secure_server.exchanges.exchange import (
+    Attempt,
+    Exchange,
+    ExchangeParts,
+    Outcome,
+    SinglePhaseExchange,
+    repeated_sum,
+)
 from secure_server.exchanges.group_results import (
     GroupSum,
     Vector,
+    check_means,
     for_members,
     group_payloads,
     summed_rows,
     with_last_rows,
 )
+from secure_server.exchanges.secure_aggregation import SecureAggregation
 
 
-class PlainSums(SinglePhaseExchange):
-    """One vector (L,) from each site, as :class:`agreement.Layout` says."""
+class PlainSumHalf(SinglePhaseExchange):
+    """Vectors in the clear: one vector (L,) from each site, as :class:`agreement.Layout` says."""
 
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
         """Raise :class:`MalformedError` for values that masked sums would not carry, or a row of no active class."""
@@ -98,13 +109,62 @@ def check_model(model: Vector, agreed: AveragingSection) -> None:
             raise MalformedError(f"a value of the averaged model exceeds its agreed bound of {bound:g}")
 
 
-class EncryptedSums(SinglePhaseExchange):
-    """One step, from everyone; sites divide the sum into means themselves."""
+class MaskedSumHalf(SecureAggregation):
+    """Vectors under pairwise masks, whose sums the coordinator opens and divides into means."""
 
-    def __init__(self, agreement: Agreement, limits: Limits, server: SumServerHalf | None = None) -> None:
-        """Use ``server``, by default that of ``ckks``."""
-        super().__init__(agreement, limits)
-        self._server: SumServerHalf = server or SummingServer(EncryptedSum(agreement).form)
+    def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:  # noqa: ARG002 (the interface's argument)
+        """Check lengths and weights, as sites would; see :func:`check_means`."""
+        check_means(self._agreement, group_sum)
+
+    def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
+        """Return each group's means, or their mixture with other groups' means."""
+        repeated = [with_last_rows(self._agreement, attempt, group_sum, self._limits) for group_sum in sums]
+        return group_payloads(self._agreement, repeated, PAIRWISE)
+
+    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:  # noqa: ARG002 (the interface's argument)
+        """Return the sums of rows, with their holders."""
+        return [summed_rows(self._agreement, group_sum) for group_sum in sums]
+
+
+class PeerSumHalf(SecureAggregation):
+    """Rows of PFPL under pairwise masks: each member gets the sum itself, from which it subtracts its own row."""
+
+    def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:  # noqa: ARG002 (the interface's argument)
+        """Check lengths, as sites would; see :func:`check_means`."""
+        check_means(self._agreement, group_sum)
+
+    def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
+        """Return each group's sum, the numbers of holders in it, and its members with their signatures.
+
+        In a round whose sums have no prototypes this is the last sum, with the members of that sum.
+        """
+        form = result_shape(self._agreement)
+        return [
+            repeated_sum(self._agreement, attempt, group_sum.cohort.sites, form, self._limits)
+            or self._signed_sum(attempt, group_sum)
+            for group_sum in sums
+        ]
+
+    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:  # noqa: ARG002 (the interface's argument)
+        """Return the results, since their members' signatures must come with the sums again."""
+        return results
+
+    def _signed_sum(self, attempt: Attempt, group_sum: GroupSum) -> Payload:
+        arrays = (group_sum.total, group_sum.holders.astype(np.float64))
+        members = codec.encode_sum_members(self.sum_members(attempt, group_sum))
+        return Payload(PAIRWISE, arrays=arrays, blobs=(members,))
+
+
+class AddedSumHalf(SinglePhaseExchange):
+    """Payloads that a server half of :mod:`crypto` adds unread; sites divide the sum into means themselves."""
+
+    def __init__(self, parts: ExchangeParts) -> None:
+        super().__init__(parts)
+        self._server = self.build_server(parts)
+
+    @abstractmethod
+    def build_server(self, parts: ExchangeParts) -> SumServerHalf:
+        """Return the half that validates and adds payloads; raise ``ValueError`` if the protection has none."""
 
     def validate(self, payload: Payload, _site: str, _attempt: Attempt) -> None:
         """Raise :class:`crypto.errors.MalformedError` unless the payload can be added; its content is encrypted."""
@@ -130,14 +190,32 @@ class EncryptedSums(SinglePhaseExchange):
         return self._server.add(self.payload(attempt, site) for site in group)
 
 
-class EncryptedGroupSums(EncryptedSums):
-    """VALUES from everyone, then MEANS from each group's leader."""
+class CkksSumHalf(AddedSumHalf):
+    """Ciphertexts, which are added slot by slot."""
 
-    def __init__(
-        self, agreement: Agreement, limits: Limits, keys_path: Path, executor: Executor | None
-    ) -> None:
-        super().__init__(agreement, limits)
-        self._mixing = MixingServer(EncryptedGroups(agreement).form, keys_path, executor)
+    def build_server(self, parts: ExchangeParts) -> SumServerHalf:
+        """Return the half for the layout of the run's sums."""
+        return SummingServer(EncryptedSum(parts.agreement).form)
+
+
+class DeclaredSumHalf(AddedSumHalf):
+    """Payloads of a protection that gives its halves as functions, such as a third party's."""
+
+    def build_server(self, parts: ExchangeParts) -> SumServerHalf:
+        """Return the declared half; raise ``ValueError`` if the protection declares none for sums."""
+        protection = parts.agreement.protection
+        if not isinstance(protection.sums, SumHalves):
+            raise ValueError(f"protection {protection.value!r} declares no half of sums")
+        return protection.sums.server(parts.agreement.settings_of(protection), parts.agreement.sum_facts)
+
+
+class MixedGroupsHalf(Exchange):
+    """FedPC's sums of ciphertexts: VALUES from everyone, then MEANS from each group's leader."""
+
+    def __init__(self, parts: ExchangeParts) -> None:
+        super().__init__(parts)
+        self._sums = CkksSumHalf(parts)
+        self._mixing = MixingServer(EncryptedGroups(parts.agreement).form, parts.keys_path, parts.executor)
 
     def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
         """Return the list of participants; for a leader, its group's sum.
@@ -147,26 +225,26 @@ class EncryptedGroupSums(EncryptedSums):
         if phase is not Phase.MEANS:
             return super().request(attempt, phase, site)
         group = attempt.group_of(site)
-        total, last = self.sum_over(attempt, group), self.last_sum(attempt, group)
+        total, last = self._sums.sum_over(attempt, group), self._sums.last_sum(attempt, group)
         return codec.encode_payload(total if last is None else replace(total, blobs=last.blobs + total.blobs))
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
-        """Check an answer, as :meth:`secure_server.exchanges.exchange.Exchange.check` does."""
-        if phase is not Phase.MEANS:
-            super().check(attempt, phase, site, content)
+        """See :class:`secure_server.exchanges.exchange.Exchange`."""
+        if phase is Phase.MEANS:
+            self._mixing.validate(self._decode_means(content))
         else:
-            self._mixing.validate(self._means(content))
+            self._sums.check(attempt, phase, site, content)
 
     def outcome(self, attempt: Attempt) -> Outcome:
         """Return, for each participant, its group's means mixed with those of other groups."""
         leaders = [min(group) for group in attempt.groups]
-        means = [self._means(attempt.answer(Phase.MEANS, leader)) for leader in leaders]
-        results = self._mixing.mix(means)
+        results = self._mixing.mix(
+            [self._decode_means(attempt.answer(Phase.MEANS, leader)) for leader in leaders]
+        )
         if not self._agreement.repeats_rows(attempt.key.round):
             return for_members(attempt.groups, results)
-        return for_members(
-            attempt.groups, results, [self.sum_over(attempt, group) for group in attempt.groups]
-        )
+        sums = [self._sums.sum_over(attempt, group) for group in attempt.groups]
+        return for_members(attempt.groups, results, sums)
 
-    def _means(self, content: bytes) -> Payload:
+    def _decode_means(self, content: bytes) -> Payload:
         return codec.decode_payload(content, self._limits, sums_shape(self._agreement))

@@ -57,7 +57,7 @@ def test_a_copier_learns_what_its_key_opens_in_the_bytes_that_it_copies(play: Sc
     opened = decrypt_upload(play, copier.session._setup.ckks_key(), payloads[VICTIM], active)
     assert np.abs(opened - rows[VICTIM]).max() < ERROR
 
-    half = copier.session._exchange._half(play_key(play), cohort_of(active, play.agreement))  # type: ignore[attr-defined]
+    half = copier.session._exchange._half.for_attempt(play_key(play), cohort_of(active, play.agreement))  # type: ignore[attr-defined]
     copied = {**payloads, COPIER: half.protect(opened, COPIER, cohort_of(active, play.agreement))}
     play.give_result(COPIER, play.combine(copied, active)[COPIER])
     weights = ANSWERS[play.agreement.pfpl.weighting]

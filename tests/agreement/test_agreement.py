@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,10 @@ def test_every_protection_serves_fedpc(tmp_path: Path, protection: str) -> None:
 def test_a_protection_that_lacks_what_a_method_needs_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offered = Protection.CKKS.offers - {Offer.COSINE_WEIGHTS}
-    monkeypatch.setitem(vars(Protection.CKKS), "computes", offered)
+    rounds = Protection.CKKS.groups
+    assert rounds is not None
+    fewer = replace(rounds, computes=rounds.computes - {Offer.COSINE_WEIGHTS})
+    monkeypatch.setitem(vars(Protection.CKKS), "groups", fewer)
     line = problem(tmp_path, **FEDPC | {"protection": "ckks"})
     assert (
         "method fedpc needs 'clustering' and 'cosine weights' and 'sum', but protection 'ckks' offers" in line

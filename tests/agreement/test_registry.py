@@ -27,8 +27,8 @@ from agreement import (
     Protection,
 )
 from agreement.derived.cohorts import first_round, has_common_group
-from agreement.registry.compatibility import check_protection_serves
-from agreement.registry.round_plan import _PLANS, ExchangeKind, PayloadKind, plan_for
+from agreement.registry.compatibility import check_protection_serves, plan_for
+from agreement.registry.round_plan import ExchangeKind, PayloadKind, load_half
 from algorithms.feddbp import FeddbpLoss
 from algorithms.method_losses import (
     CrossEntropyLoss,
@@ -43,14 +43,15 @@ from algorithms.pfpl import Weighting
 from crypto.plain import SCHEME as PLAIN
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.local_federation import LocalFederation
-from secure_client.exchanges.peers import PeerExchange as PeerExchangeAtSite
+from secure_client.exchanges.clusters import ClusterHalf
+from secure_client.exchanges.peers import PeerExchange, PeerHalf
+from secure_client.exchanges.sum_halves import SumHalf
 from secure_client.exchanges.sums import SumExchange
 from secure_client.session import _EXCHANGES
 from secure_client.training import recipes
 from secure_client.training.recipes import build_objective, build_recipe
 from secure_server.aggregator import Aggregator
-from secure_server.exchanges.peers import PeerExchange
-from secure_server.exchanges.sums import PlainSums
+from secure_server.exchanges.exchange import Exchange
 from tests.support.small import small_data
 from tests.support.summed import method_agreement
 
@@ -67,14 +68,9 @@ OBJECTIVES: dict[Method, Any] = {
     **dict.fromkeys((Method.LOCAL, Method.SELF), PfplLoss),
 }
 AT_A_SITE: dict[Family, Any] = {
-    Family.PEERS: PeerExchangeAtSite,
+    Family.PEERS: PeerExchange,
     Family.GROUPS: SumExchange,
     Family.SUMS: SumExchange,
-}
-AT_THE_COORDINATOR: dict[Family, Any] = {
-    Family.PEERS: PeerExchange,
-    Family.GROUPS: PlainSums,
-    Family.SUMS: PlainSums,
 }
 AGREED = [method for method in METHODS.values() if method is not Method.AVERAGE]
 """``average`` is an agreement on ``fedpc``."""
@@ -105,9 +101,8 @@ def test_sites_of_every_deployable_method_predict_with_the_model_that_they_train
 
 
 @pytest.mark.parametrize("method", SERVED)
-def test_every_method_has_its_familys_session_and_exchange(method: Method, tmp_path: Path) -> None:
+def test_method_runs_in_exchange_of_its_family(method: Method) -> None:
     agreement, family = method_agreement(method), method.traits.family
-    assert type(Aggregator(agreement, tmp_path).exchange(1)) is AT_THE_COORDINATOR[family]
     with LocalFederation(agreement, small_data(agreement)) as federation:
         assert type(federation.sites[0].session._exchange) is AT_A_SITE[family]
     assert first_round(agreement) == (0 if family is Family.GROUPS else 1)
@@ -225,9 +220,13 @@ def test_more_sites_than_the_modulus_has_room_for_are_refused() -> None:
 @pytest.mark.parametrize("method", sorted(DEPLOYABLE, key=str))
 @pytest.mark.parametrize("protection", PROTECTIONS.values())
 @pytest.mark.parametrize("weighting", Weighting)
-def test_a_deployed_method_has_rounds_under_every_protection(
+def test_deployed_method_has_rounds_under_every_protection_that_serves_its_family(
     method: Method, protection: Protection, weighting: Weighting
 ) -> None:
+    if method.traits.family not in protection.families:
+        with pytest.raises(ValueError, match=protection.name):
+            plan_for(method, protection, weighting)
+        return
     plan = plan_for(method, protection, weighting)
     peers = method.traits.family is Family.PEERS
     alike = peers and weighting is Weighting.UNIFORM and protection is Protection.MASKED
@@ -256,13 +255,39 @@ def test_weights_of_an_extension_need_inner_products() -> None:
     assert (plan.exchange, plan.sums, plan.shares_secret) == (ExchangeKind.PEERS, False, True)
 
 
-@pytest.mark.parametrize("family", Family)
-@pytest.mark.parametrize("protection", [Protection.MASKED, Protection.CKKS, None])
-def test_no_protection_but_plain_has_cleartext_rounds(family: Family, protection: Protection | None) -> None:
-    plan = _PLANS.get((family, protection))
-    if plan is not None:
-        assert plan.row_scheme != PLAIN
-        assert plan.values not in (PayloadKind.VECTOR, PayloadKind.LOCAL_CLUSTERS)
+BUILT_IN_HALVES = [
+    (protection, family) for protection in PROTECTIONS.values() for family in sorted(protection.families)
+]
+
+
+@pytest.mark.parametrize(("protection", "family"), BUILT_IN_HALVES, ids=str)
+def test_built_in_halves_have_one_name_at_both_parties(protection: Protection, family: Family) -> None:
+    for uniform in (False, True):
+        plan = protection.plan(family, uniform=uniform)
+        assert plan is not None
+        server = load_half(plan.server_half)
+        assert issubclass(server, Exchange)
+        if plan.exchange is not ExchangeKind.PEER_SUMS:  # the site's exchange is masked itself
+            site = load_half(plan.site_half)
+            assert issubclass(site, (PeerHalf, SumHalf, ClusterHalf))
+            assert site.__name__ == server.__name__
+
+
+@pytest.mark.parametrize(("protection", "family"), BUILT_IN_HALVES, ids=str)
+def test_no_protection_but_plain_has_cleartext_rounds(protection: Protection, family: Family) -> None:
+    for uniform in (False, True):
+        plan = protection.plan(family, uniform=uniform)
+        assert plan is not None
+        clear = plan.row_scheme == PLAIN or plan.values in (PayloadKind.VECTOR, PayloadKind.LOCAL_CLUSTERS)
+        assert clear is (protection is Protection.PLAIN)
+
+
+@pytest.mark.parametrize(
+    "reference", ["secure_client.exchanges.sums:Forgotten", "secure_client.forgotten:Half", ""]
+)
+def test_load_half_unknown_reference_is_refused(reference: str) -> None:
+    with pytest.raises(ValueError, match="half"):
+        load_half(reference)
 
 
 def test_site_knows_every_exchange() -> None:

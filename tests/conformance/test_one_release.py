@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import PROTECTIONS, Agreement, FeddbpSection, Method, PrivacySection, Protection
+from agreement import Agreement, FeddbpSection, Method, PrivacySection, Protection
 from agreement.derived.payload_shapes import limits_of
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire import codec
@@ -17,6 +17,7 @@ from protoseal_wire.messages import Phase
 from secure_client.privacy.kept_releases import read_kept
 from tests.conformance.federations import data_for, private_agreement
 from tests.support.marks import full_but
+from tests.support.served import served_pairs
 
 ROUNDS, DIM, CLASSES = 3, 12, 3
 PRIVACY = PrivacySection(clip=3.0, noise_multiplier=0.2, min_count=2.0)
@@ -26,7 +27,7 @@ METHODS: dict[Method, dict[str, Any]] = {
     Method.FEDDBP: {"feddbp": FeddbpSection(own=0.75, top_channels=5, decision=False)},
     Method.FEDPROTO: {},
 }
-RUNS = [(method, protection) for method in METHODS for protection in PROTECTIONS.values()]
+RUNS = served_pairs(METHODS)
 KEPT = ((Method.PFPL, Protection.CKKS), (Method.FEDPC, Protection.PLAIN), (Method.FEDPC, Protection.MASKED))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import PROTECTIONS, Extractor, FeddbpSection, Method, Protection
+from agreement import Extractor, FeddbpSection, Method, Protection
 from algorithms.pfpl import Weighting
 from tests.conformance import equations, peer_equations
 from tests.conformance.federations import PRIVACY, Bool, agreement_for, data_for, private_agreement, two_kinds
@@ -24,6 +24,7 @@ from tests.conformance.transcripts import (
 )
 from tests.support.marks import full_but
 from tests.support.replayed_noise import replayed_noise
+from tests.support.served import protections_for
 
 ROUNDS, DIM = 3, 12
 FEW = np.ones((4, 3), dtype=np.bool_)
@@ -44,7 +45,7 @@ CASES: dict[str, tuple[Method, Extractor, Bool, dict[str, Any]]] = {
 
 Transcripts = Callable[[Protection, str], Transcript]
 each_case = pytest.mark.parametrize("case", full_but(CASES, "fedpc", "feddbp", "fedplcc"))
-each_protection = pytest.mark.parametrize("protection", PROTECTIONS.values())
+each_protection = pytest.mark.parametrize("protection", protections_for(case[0] for case in CASES.values()))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from agreement import PROTECTIONS, AveragingSection, FeddbpSection, Method, Protection
+from agreement import AveragingSection, FeddbpSection, Method, Protection
 from agreement.derived.payload_shapes import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
@@ -22,6 +22,7 @@ from tests.conformance.drop_outs import Loss
 from tests.conformance.federations import data_for, grouped_agreement, two_kinds
 from tests.conformance.transcripts import Transcript, contributors, record_run
 from tests.support.marks import full_but
+from tests.support.served import protections_for
 from tests.support.small import short_training
 
 ROUNDS, DIM = 3, 12
@@ -34,7 +35,7 @@ ONE_BRANCH = FeddbpSection(own=0.75, top_channels=5, decision=False)
 
 Transcripts = Callable[[Method, Protection, tuple[Loss, ...]], Transcript]
 each_method = pytest.mark.parametrize("method", full_but(METHODS, Method.FEDPC, Method.FEDDBP))
-each_protection = pytest.mark.parametrize("protection", PROTECTIONS.values())
+each_protection = pytest.mark.parametrize("protection", protections_for(METHODS))
 
 
 @pytest.fixture(scope="module")

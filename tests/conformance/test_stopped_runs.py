@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import PROTECTIONS, Agreement, Method, Protection
+from agreement import Agreement, Method, Protection
 from algorithms.pfpl import Weighting
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire.messages import Phase
@@ -25,6 +25,7 @@ from secure_server.rounds.state import Stage
 from tests.conformance.drop_outs import SECONDS, Clock, Loss, play, set_deadlines, take_turns
 from tests.conformance.federations import agreement_for, data_for, grouped_agreement
 from tests.conformance.transcripts import Record, check_predictions, recording_federation
+from tests.support.served import served_pairs
 
 SITES = tuple(f"site-{i}" for i in range(1, 6))
 METHODS = (Method.PFPL, Method.FEDPC, Method.FEDDBP, Method.FEDPLCC)
@@ -84,8 +85,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return cache(lambda method, protection: run(method, protection, tmp_path_factory.mktemp("run")))
 
 
-@pytest.mark.parametrize("protection", PROTECTIONS.values())
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "protection"), served_pairs(METHODS))
 def test_run_of_too_few_sites_stops_without_a_result_and_resumes_that_round(
     method: Method, protection: Protection, runs: Runs
 ) -> None:

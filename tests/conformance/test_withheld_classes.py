@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agreement import PROTECTIONS, Method, Protection
+from agreement import Method, Protection
 from agreement.derived import cohorts
 from agreement.derived.payload_shapes import limits_of, values_shape
 from algorithms.pfpl import Weighting
@@ -29,13 +29,14 @@ from tests.conformance.transcripts import (
     recording_federation,
 )
 from tests.support.marks import full_but
+from tests.support.served import protections_for
 
 # Clusters of no class: models are averaged without prototypes
 
 SITES = tuple(f"site-{i}" for i in range(1, 5))
 ROUNDS, LOST = 3, 2
 CLUSTERED = (Method.FEDPLCC, Method.FPL, Method.FEDPLVM)
-each_protection = pytest.mark.parametrize("protection", PROTECTIONS.values())
+each_protection = pytest.mark.parametrize("protection", protections_for(CLUSTERED))
 
 
 def three_classes(holders: int) -> Bool:
@@ -76,7 +77,7 @@ def test_models_are_averaged_when_every_class_is_withheld(
         check(transcript, number, clusters=False)
 
 
-@pytest.mark.parametrize("protection", full_but(PROTECTIONS.values(), Protection.MASKED))
+@pytest.mark.parametrize("protection", full_but(protections_for(CLUSTERED), Protection.MASKED))
 @pytest.mark.parametrize("phase", [Phase.PRESENCE, Phase.VALUES])
 def test_models_are_averaged_when_the_last_classes_are_lost_with_a_site(
     protection: Protection, phase: Phase, tmp_path: Path

@@ -39,7 +39,9 @@ from secure_client.privacy.releases import Releases, open_releases
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
-from secure_server.aggregator import Aggregator, server_half
+from secure_server.aggregator import Aggregator
+from secure_server.exchanges.exchange import ExchangeParts, build_half
+from secure_server.exchanges.peers import PeerHalf
 
 Rows = NDArray[np.float64]
 
@@ -238,8 +240,9 @@ class ScriptedCoordinator:
 
     def combine(self, payloads: Mapping[str, Payload], active: ActiveList) -> dict[str, Payload]:
         """Combine the uploads as the honest coordinator does."""
-        half = server_half(self.agreement, self._keys_path, None)
-        return half.combine(payloads, cohort_of(active, self.agreement))
+        half = build_half(ExchangeParts(self.agreement, self.limits, self._keys_path))
+        assert isinstance(half, PeerHalf)
+        return half.server.combine(payloads, cohort_of(active, self.agreement))
 
     def give_result(self, name: str, payload: Payload, *, round_number: int = 1, attempt: int = 1) -> bytes:
         """RESULT for one site."""

@@ -1,4 +1,4 @@
-"""A built-in protection takes its entry in PROTECTIONS and a row of rounds, as docs/how-to/extending.md describes."""
+"""A protection that gives its halves as functions needs its entry in PROTECTIONS alone to be built in."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from agreement import PROTECTIONS, Family, Method, Protection
+from agreement import PROTECTIONS, Method, Protection
 from agreement.registry.compatibility import check_noise_is_shared
-from agreement.registry.round_plan import _PLANS
 from protoseal.cli import main
 from protoseal.reports.result_files import read_result, site_folder
 from secure_client.output.site_files import read_prototypes
@@ -24,10 +23,9 @@ PADS_ERROR = 1e-9
 
 @pytest.fixture
 def pads(example: Path, monkeypatch: pytest.MonkeyPatch) -> Protection:
-    """Return the page's protection, entered in the tables as a built-in one whose exchange exists."""
+    """Return the page's protection, entered in the table as a built-in one."""
     found: Protection = import_module("pads").pads
     monkeypatch.setitem(PROTECTIONS, found.name, found)
-    monkeypatch.setitem(_PLANS, (Family.SUMS, found), _PLANS[Family.SUMS, None])
     return found
 
 
@@ -52,7 +50,7 @@ FROZEN = ("--set", "training.frozen_extractor=true", "--set", "training.norm=gro
 
 
 @pytest.mark.parametrize("options", [(), FROZEN])
-def test_a_builtin_protection_of_an_existing_exchange_needs_its_row_alone(
+def test_builtin_protection_with_declared_halves_runs_as_plain(
     pads: Protection, config: Path, options: tuple[str, ...]
 ) -> None:
     runs = [simulated(config, name, "--method", "fedproto", *options) for name in (pads.name, "plain")]

@@ -30,8 +30,8 @@ def pads() -> Protection:
 
 
 def with_peers(**changes: Any) -> Protection:
-    halves: PeersHalves | None = rotated.peers
-    assert halves is not None
+    halves = rotated.peers
+    assert isinstance(halves, PeersHalves)
     return replace(rotated, peers=replace(halves, **changes))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import PROTECTIONS, Agreement, DpSgdSection, Extractor, Method, PrivacySection, Protection
+from agreement import Agreement, DpSgdSection, Extractor, Method, PrivacySection, Protection
 from agreement.sections.privacy import Noise
 from privacy.accounting.events import Unit
 from protoseal.audit.canary_audit import AuditVerdict
@@ -26,6 +26,7 @@ from protoseal_wire.messages import Phase
 from secure_client.data import SiteData
 from tests.conformance.federations import data_for, private_agreement
 from tests.support.marks import full_but
+from tests.support.served import protections_for
 from tests.support.training_weakenings import UNRECORDED_DOUBLES
 from tests.support.weakenings import OTHER_DOUBLES, RELEASE_DOUBLES
 
@@ -81,7 +82,7 @@ METHODS = (Method.PFPL, Method.FEDPC, Method.FEDPLCC)
 RUNS = [
     (method, protection, [*Unit][(row + column + 1) % 3])
     for row, method in enumerate(METHODS)
-    for column, protection in enumerate(PROTECTIONS.values())
+    for column, protection in enumerate(protections_for(METHODS))
 ]
 """Every two of method, protection and unit stand together once."""
 FOUND = {
@@ -208,7 +209,7 @@ def test_audit_run_unbounded_unit_is_found(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("protection", PROTECTIONS.values())
+@pytest.mark.parametrize("protection", protections_for(METHODS))
 def test_audit_run_trained_model_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protection: Protection
 ) -> None:

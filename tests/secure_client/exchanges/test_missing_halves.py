@@ -18,7 +18,6 @@ import pytest
 
 from agreement import Agreement, Method, PfplSection, Protection
 from agreement.derived.cohorts import first_round, steps_of
-from agreement.registry.round_plan import PayloadKind
 from algorithms.pfpl import Weighting
 from crypto.errors import UnknownSchemeError
 from crypto.plain import SCHEME as PLAIN
@@ -29,13 +28,14 @@ from protoseal_wire import codec
 from protoseal_wire.messages import DownloadRequest, Phase, PhaseKey
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_client.errors import Unprotected
-from secure_client.exchanges import peers, sums
+from secure_client.exchanges import sums
 from secure_client.exchanges.clusters import ClusterExchange, PlainClusterHalf
-from secure_client.exchanges.sum_halves import CkksSumHalf, PlainSumHalf, SumHalf, build_sum_half
+from secure_client.exchanges.peers import PeerExchange
+from secure_client.exchanges.sum_halves import CkksSumHalf, PlainSumHalf, SumHalf
 from secure_client.exchanges.sums import SumExchange
 from secure_client.protocol.sent_values import SignedValues
-from secure_server.exchanges.peers import PeerExchange
-from secure_server.exchanges.sums import EncryptedSums as ServerSums
+from secure_server.exchanges.peers import DeclaredPeerHalf
+from secure_server.exchanges.sums import DeclaredSumHalf
 from tests.adversary.stopped_run import play_up_to
 from tests.support.extensions import PROTECTIONS, install, install_documented, installed
 from tests.support.grouped import EVERYONE, grouped_agreement
@@ -50,6 +50,7 @@ SITE = EVERYONE[0]
 SPARSE = {"complete_up_to": 3, "max_colluding": 0.0, "max_dropped": 0.0}
 MASKED, CKKS = Protection.MASKED, Protection.CKKS
 BY_DISTANCE = PfplSection(weighting=Weighting.DISTANCE)
+BY_COMPLEMENT = PfplSection(weighting=Weighting.COMPLEMENT)
 VALUES = (Phase.DIRECTIONS, Phase.VALUES, Phase.MEANS)
 
 
@@ -118,10 +119,11 @@ def scheme_of(content: bytes) -> str:
 def damages(exchange: Any) -> Iterator[tuple[str, object, str, object]]:
     """Yield (description, owner, attribute, replacement) for a half in the clear, and for steps without a half."""
     if isinstance(exchange, SumExchange):
-        yield "a plain half of sums", exchange, "_half", in_clear(PlainSumHalf, exchange._agreement)
+        yield "a plain half of sums", exchange, "_half", in_clear(PlainSumHalf, exchange)
     if isinstance(exchange, ClusterExchange):
         yield "a plain half of clusters", exchange, "_half", in_clear(PlainClusterHalf, exchange)
-    yield "a plain half of rows", peers, "build_peer_half", lambda *_: PlainSite()
+    if isinstance(exchange, PeerExchange):
+        yield "a plain half of rows", exchange._half, "for_attempt", lambda *_: PlainSite()
     yield "plain rows in the grouping", sums, "row_protection", lambda *_: PlainSite()
     yield from ((name, type(exchange), "step", step) for name, step in CLEARTEXT.items())
 
@@ -130,7 +132,7 @@ def in_clear(kind: type, source: Any) -> object:
     """Return a half in the clear, as if its check at the run's start were forgotten."""
     half: Any = object.__new__(kind)
     if kind is PlainSumHalf:
-        half._agreement = source
+        half._agreement = source._agreement
     else:
         half._parts, half._members = parts_of(source), source._members
     return half
@@ -218,8 +220,8 @@ def in_cleartext(content: bytes) -> bytes:
 def _check_refused(site: LocalSite, key: PhaseKey, content: bytes, *, unchecked: bool) -> None:
     """Check that the coordinator refuses a site's upload, also where a third party's half checks nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        for exchange in (PeerExchange, ServerSums) if unchecked else ():
-            patch.setattr(exchange, "validate", lambda *_: None)
+        for half in (DeclaredPeerHalf, DeclaredSumHalf) if unchecked else ():
+            patch.setattr(half, "validate", lambda *_: None)
         with pytest.raises(UnknownSchemeError, match="plain"):
             site.transport.upload(key, content)
 
@@ -255,14 +257,50 @@ def test_half_without_a_step_cannot_be_built(left_out: str) -> None:
         type("Forgetful", (SumHalf,), steps)()
 
 
-def test_protection_without_a_half_of_sums_ends_the_run_at_its_start() -> None:
-    agreement = AGREEMENTS["feddbp ckks"]()
-    plan = replace(agreement.plan, values=PayloadKind.ROWS)
-    with pytest.raises(ValueError, match="ROWS"):
-        build_sum_half(SimpleNamespace(agreement=SimpleNamespace(plan=plan)))  # type: ignore[arg-type]
+OTHER_HALVES = {
+    "none": "",
+    "forgotten": "secure_client.exchanges.sum_halves:Forgotten",
+    "another exchange's": "secure_client.exchanges.exchange:ResultSummary",
+}
+
+
+@pytest.mark.parametrize("half", OTHER_HALVES.values(), ids=OTHER_HALVES)
+@pytest.mark.parametrize("party", ["site_half", "server_half"])
+@pytest.mark.parametrize("case", ["pfpl rotated", "feddbp ckks", "fedpc masked", "fedplcc masked"])
+def test_missing_half_ends_the_run_at_its_start(
+    case: str, party: str, half: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreement = AGREEMENTS[case]()
+    changes: Any = {party: half}
+    slot = agreement.method.traits.family.value
+    monkeypatch.setitem(vars(agreement.protection), slot, replace(agreement.plan, **changes))
+    with (
+        pytest.raises((ValueError, TypeError)),
+        LocalFederation(agreement, small_data(agreement)) as federation,
+    ):
+        assert not federation.sites
+
+
+CLEARTEXT_HALVES = {
+    Method.PFPL: "peers:RowHalf",
+    Method.FEDDBP: "sum_halves:PlainSumHalf",
+    Method.FEDPLCC: "clusters:PlainClusterHalf",
+}
 
 
 @pytest.mark.parametrize("protection", [MASKED, CKKS])
-def test_plain_half_under_another_protection_cannot_be_built(protection: Protection) -> None:
-    with pytest.raises(Unprotected, match=protection.value):
-        PlainSumHalf(method_agreement(Method.FEDDBP, protection))
+@pytest.mark.parametrize("method", CLEARTEXT_HALVES)
+def test_plain_half_named_by_another_protection_ends_the_run_at_its_start(
+    method: Method, protection: Protection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreement = method_agreement(
+        method, protection, **({} if method is not Method.PFPL else {"pfpl": BY_COMPLEMENT})
+    )
+    half = f"secure_client.exchanges.{CLEARTEXT_HALVES[method]}"
+    plan = replace(agreement.plan, site_half=half, row_scheme=PLAIN)
+    monkeypatch.setitem(vars(protection), method.traits.family.value, plan)
+    with (
+        pytest.raises(Unprotected, match=protection.value),
+        LocalFederation(agreement, small_data(agreement)) as federation,
+    ):
+        assert not federation.sites

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from agreement import Agreement, Protection
 from crypto.protection import Payload
-from protoseal_wire.messages import Phase
+from protoseal_wire.messages import Phase, RoundStart
 from secure_client.errors import Violation
 from tests.secure_client.conftest import OpenSites
 from tests.support.grouped import EVERYONE, grouped_agreement
@@ -74,6 +74,17 @@ def test_clustering_has_no_result_and_no_steps_of_a_masked_sum(open_sites: OpenS
     play.values(A, active, round_number=0)
     with pytest.raises(Violation, match="round 0 has no RESULT"):
         play.ask(A, Phase.RESULT, b"", round_number=0)
+
+
+@pytest.mark.parametrize(
+    "start", [RoundStart((EVERYONE,)), RoundStart(base=bytes(32))], ids=["groups", "base"]
+)
+def test_clustering_that_starts_from_groups_or_a_base_is_refused(
+    open_sites: OpenSites, start: RoundStart
+) -> None:
+    play = opened(open_sites, grouped_agreement())
+    with pytest.raises(Violation, match="round 0"):
+        play.presence(A, round_number=0, start=start)
 
 
 def test_clustering_is_refused_after_training_began(open_sites: OpenSites) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from agreement import Agreement, Method, PfplSection, Protection
 from agreement.derived.cohorts import first_round, steps_of
-from agreement.registry.round_plan import _PLANS, PayloadKind
+from agreement.registry.round_plan import PayloadKind
 from algorithms.pfpl import Weighting
 from crypto import plain, rotation
 from crypto.ckks.group_mixing import MixingSite
@@ -181,8 +181,10 @@ def test_a_wrong_row_of_the_table_of_rounds_sends_no_cleartext(
     protection: Protection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    row, agreement = (method.traits.family, protection), agreement_on(method, protection)
-    monkeypatch.setitem(_PLANS, row, replace(_PLANS[row], values=form, row_scheme=plain.SCHEME))
+    family, agreement = method.traits.family, agreement_on(method, protection)
+    rounds = protection.plan(family)
+    assert rounds is not None
+    monkeypatch.setitem(vars(protection), family.value, replace(rounds, values=form, row_scheme=plain.SCHEME))
     key = PhaseKey(agreement.run, 1, 1, Phase.VALUES)
     with pytest.raises(Unprotected, match=protection.value):
         encode_answer(agreement, key, made_by(maker, payload_of(plain.SCHEME)))

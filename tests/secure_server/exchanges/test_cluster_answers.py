@@ -18,7 +18,7 @@ from protoseal_wire import codec
 from protoseal_wire.codec import Malformed
 from protoseal_wire.messages import Phase
 from secure_server.exchanges.cluster_assignment import LocalPrototypes, assign_clusters, check_labels
-from secure_server.exchanges.clusters import MaskedClusters
+from secure_server.exchanges.clusters import MaskedClusterHalf
 from secure_server.exchanges.exchange import Attempt
 from secure_server.exchanges.group_results import GroupSum
 from tests.adversary.stopped_run import Scene, stopped_at
@@ -158,10 +158,10 @@ def test_a_direction_of_zeros_is_refused_and_the_honest_ones_are_taken(direction
     exchange.check(attempt, Phase.DIRECTIONS, B, directions.honest)
 
 
-def exchange_of(scene: Scene) -> tuple[MaskedClusters, Attempt]:
+def exchange_of(scene: Scene) -> tuple[MaskedClusterHalf, Attempt]:
     coordinator = scene.coordinator
     exchange = coordinator._aggregator.exchange(1)
-    assert isinstance(exchange, MaskedClusters)
+    assert isinstance(exchange, MaskedClusterHalf)
     return exchange, coordinator._requests.attempt(coordinator.state)
 
 
@@ -188,14 +188,14 @@ def test_more_clusters_than_are_agreed_become_as_many() -> None:
 
 
 @pytest.fixture(scope="module")
-def survivors() -> Iterator[tuple[MaskedClusters, Attempt]]:
+def survivors() -> Iterator[tuple[MaskedClusterHalf, Attempt]]:
     """Yield the exchange and the attempt in which a masked sum is about to be opened."""
     with stopped_at(MASKED, B, Phase.SURVIVORS) as scene:
         exchange, attempt = exchange_of(scene)
         yield exchange, replace(attempt, survivors=dict(attempt.survivors))
 
 
-def a_sum(exchange: MaskedClusters, attempt: Attempt) -> GroupSum:
+def a_sum(exchange: MaskedClusterHalf, attempt: Attempt) -> GroupSum:
     """Build the sum of four sites with prototypes of length 1 and a sample each, and models of zeros."""
     clusters = exchange._directions.assignment(attempt).clusters
     number = len(clusters.labels)
@@ -218,7 +218,7 @@ def a_sum(exchange: MaskedClusters, attempt: Attempt) -> GroupSum:
     ],
 )
 def test_a_sum_that_sites_cannot_have_is_noticed(
-    survivors: tuple[MaskedClusters, Attempt], place: str, value: float, match: str
+    survivors: tuple[MaskedClusterHalf, Attempt], place: str, value: float, match: str
 ) -> None:
     exchange, attempt = survivors
     found = a_sum(exchange, attempt)

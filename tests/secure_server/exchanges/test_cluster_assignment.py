@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agreement import Agreement
-from protoseal_wire.codec import Limits
+from agreement.derived.payload_shapes import limits_of
 from protoseal_wire.messages import DownloadRequest, Phase, UploadHeader
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.exchanges import cluster_assignment
-from secure_server.exchanges.clusters import MaskedClusters
-from secure_server.exchanges.exchange import AttemptCache
+from secure_server.exchanges.exchange import AttemptCache, ExchangeParts, build_half
 from tests.adversary.stopped_run import Scene, stopped_at
 from tests.support.scripted_clusters import clustered_agreement
 
@@ -56,36 +55,22 @@ def test_a_restarted_coordinator_has_it_before_it_is_asked(
 
 
 class OvertakenCache(AttemptCache[Any]):
-    """Cache of another attempt's values, whatever is stored in it."""
+    """Cache that holds another attempt's value, whatever is stored in it."""
 
     @property
-    def _kept(self) -> Any:
-        return ("another attempt",), {}
+    def _entry(self) -> Any:
+        return ("another attempt",), "another attempt's value"
 
-    @_kept.setter
-    def _kept(self, _: Any) -> None: ...
-
-
-class Overtaken(MaskedClusters):
-    """Exchange in which another thread replaces the cached values by another attempt's between any two steps."""
-
-    def __init__(self, agreement: Agreement, limits: Limits) -> None:
-        super().__init__(agreement, limits)
-        self._listed = self._relayed = OvertakenCache()
-
-    @property
-    def _known(self) -> Any:
-        return "another attempt", "its assignment"
-
-    @_known.setter
-    def _known(self, _: Any) -> None: ...
+    @_entry.setter
+    def _entry(self, _: Any) -> None: ...
 
 
-def test_another_attempt_s_is_never_handed_out(scene: Scene) -> None:
+def test_attempt_cache_overtaken_by_another_attempt_returns_own_value(scene: Scene) -> None:
+    """Another thread replaces the cached values by another attempt's between any two steps."""
     agreement, coordinator = scene.federation.agreement, scene.coordinator
     exchange = coordinator._aggregator.exchange(1)
-    assert isinstance(exchange, MaskedClusters)
     attempt = coordinator._requests.attempt(coordinator.state)
-    overtaken = Overtaken(agreement, exchange._limits)
-    assert overtaken.request(attempt, Phase.SHARES, B) == exchange.request(attempt, Phase.SHARES, B)
-    assert overtaken.request(attempt, Phase.VALUES, B) == exchange.request(attempt, Phase.VALUES, B)
+    overtaken: Any = build_half(ExchangeParts(agreement, limits_of(agreement), Path()))
+    overtaken._active_list = overtaken._relayed = overtaken._directions._assignment = OvertakenCache()
+    for phase in (Phase.DIRECTIONS, Phase.SHARES, Phase.VALUES):
+        assert overtaken.request(attempt, phase, B) == exchange.request(attempt, phase, B)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement.derived.payload_shapes import limits_of, values_shape
+from agreement import Protection
+from agreement.derived.payload_shapes import limits_of, sums_shape, values_shape
 from crypto.errors import CryptoError, MalformedError, VerificationError
 from crypto.pairwise.member_signatures import sign_survivors
 from crypto.pairwise.wire_values import ReleasedShare, ShareKind
@@ -20,8 +21,11 @@ from protoseal_wire.messages import Phase, PhaseKey, ReleasedShares, SharesMade,
 from secure_server.errors import BadPayload, TooLarge
 from secure_server.exchanges import secure_aggregation, sums
 from secure_server.rounds.state import PHASE_OF_STAGE, Stage
+from tests.adversary.stopped_run import stopped_at
 from tests.secure_server.exchanges.fedpc_play import VICTIM, Change, Play, check_passes, check_refused
 from tests.secure_server.scripted_sites import CLASSES, DIM, FAR, NEAR, PARAMETERS, ScriptedSite
+from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.scripted_sums import play_quickly
 
 # Shares
 
@@ -249,6 +253,24 @@ def test_a_wrong_share_costs_its_group_the_round_and_tells_nobody_why(masked: Pl
     masked.go_to(Stage.FINISHED)
     got = {name: set(site.results) for name, site in masked.sites.items()}
     assert [got[name] for name in (*NEAR, *FAR)] == [{2}] * 4 + [{1, 2}] * 4
+
+
+MEANS: dict[str, Callable[[Payload], Payload]] = {
+    "of another scheme": lambda payload: replace(payload, scheme="ckks/1"),
+    "of a ciphertext less": lambda payload: replace(payload, blobs=payload.blobs[:-1]),
+    "of bytes that are no ciphertext": lambda payload: replace(payload, blobs=(bytes(9), *payload.blobs[1:])),
+}
+
+
+def test_means_of_a_leader_that_cannot_be_mixed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    play_quickly(monkeypatch)
+    agreement = grouped_agreement(Protection.CKKS)
+    with stopped_at(agreement, min(EVERYONE), Phase.MEANS) as scene:
+        honest = codec.decode_payload(scene.honest, limits_of(agreement), sums_shape(agreement))
+        for change in MEANS.values():
+            with pytest.raises(MalformedError):
+                scene.send(scene.upload(codec.encode_payload(change(honest))))
+        scene.send(scene.upload(scene.honest))
 
 
 WITHOUT = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement
 from secure_server.exchanges import sums
-from secure_server.exchanges.exchange import Attempt
+from secure_server.exchanges.exchange import Attempt, ExchangeParts
 from secure_server.exchanges.group_results import GroupSum, check_means, group_payloads
-from secure_server.exchanges.sums import PlainSums
+from secure_server.exchanges.sums import PlainSumHalf
 from tests.algorithms import feddbp_reference as paper
 from tests.support.small import CLASSES, DIM, HOLDINGS
 from tests.support.summed import PARTS, method_agreement, sizes_of
@@ -78,10 +79,14 @@ def sent(agreement: Agreement, rows: list[Vector], models: list[Vector]) -> dict
     }
 
 
+def half_of(agreement: Agreement) -> PlainSumHalf:
+    return PlainSumHalf(ExchangeParts(agreement, limits_of(agreement), Path()))
+
+
 def check(agreement: Agreement, vector: Vector, site: str = SITES[0]) -> None:
     """Check the vector as a site sends it: encoded, decoded, validated."""
     content = codec.encode_payload(Payload(PLAIN, arrays=(vector,)))
-    PlainSums(agreement, limits_of(agreement)).check(attempt(), Phase.VALUES, site, content)
+    half_of(agreement).check(attempt(), Phase.VALUES, site, content)
 
 
 # What is refused
@@ -97,7 +102,7 @@ def test_a_weight_counts_samples(weight: float) -> None:
         check(agreement, vector)
     payload = Payload(PLAIN, arrays=(vector,))  # what the codec refuses anyway
     with pytest.raises(MalformedError, match="number of samples from 1 to 50"):
-        PlainSums(agreement, limits_of(agreement)).validate(payload, SITES[0], attempt())
+        half_of(agreement).validate(payload, SITES[0], attempt())
 
 
 @pytest.mark.parametrize("weight", [1.0, 2.0, float(MOST)])
@@ -231,7 +236,7 @@ def test_a_plain_outcome_is_the_same_result_for_everyone() -> None:
     answers = {
         site: codec.encode_payload(Payload(PLAIN, arrays=(vector,))) for site, vector in vectors.items()
     }
-    outcome = PlainSums(agreement, limits_of(agreement)).outcome(attempt(answers=answers))
+    outcome = half_of(agreement).outcome(attempt(answers=answers))
     assert set(outcome.results) == set(SITES)
     (expected,) = group_payloads(agreement, [total(agreement, vectors)], PLAIN)
     for result in outcome.results.values():

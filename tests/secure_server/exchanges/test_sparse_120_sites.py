@@ -22,8 +22,7 @@ from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStateme
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.secure_aggregation import Group, SecureAggregation
 from secure_client.protocol.sent_values import Answer, encode_answer
-from secure_server.exchanges.exchange import Attempt
-from secure_server.exchanges.secure_aggregation import MaskedSumExchange
+from secure_server.exchanges.exchange import Attempt, ExchangeParts, build_half
 from tests.crypto.masked_group import credentials, member, names, sha256
 from tests.support.summed import method_agreement
 
@@ -86,7 +85,7 @@ def sites(tmp_path: Path) -> Iterator[dict[str, Site]]:
 
 @pytest.mark.full
 def test_a_hundred_and_twenty_sites_add_up_though_an_eleventh_goes_after_each_step(
-    sites: dict[str, Site],
+    sites: dict[str, Site], tmp_path: Path
 ) -> None:
     """Any 14 of the 39 holders open a site's secret. Without 30 sites a secret has too few left once in 8·10^9."""
     agreement = method_agreement(Method.FEDPROTO, Protection.MASKED, masking={"ring_bits": 64})
@@ -94,7 +93,7 @@ def test_a_hundred_and_twenty_sites_add_up_though_an_eleventh_goes_after_each_st
     active = ActiveList(tuple(sites[name].state(begun) for name in MEMBERS))
     keys = {each.site: each.keys for each in active.statements if each.keys is not None}
     group = Group(group_cohort(active, MEMBERS, agreement), keys, sha256("base"))
-    server = MaskedSumExchange(agreement, limits_of(agreement))
+    server = build_half(ExchangeParts(agreement, limits_of(agreement), tmp_path))
     answers: dict[tuple[Phase, str], bytes] = {}
     attempt = Attempt(begun, ROSTER, active, (MEMBERS,), {}, lambda phase, site: answers[phase, site])
     generator = np.random.default_rng(3)

@@ -22,7 +22,7 @@ from protoseal_wire.messages import (
 )
 from secure_server.errors import BadPayload
 from secure_server.exchanges.exchange import AttemptCache
-from secure_server.exchanges.secure_aggregation import MaskedSumExchange
+from secure_server.exchanges.secure_aggregation import SecureAggregation
 from tests.adversary.stopped_run import Scene, stopped_at
 from tests.support.grouped import EVERYONE
 from tests.support.summed import method_agreement
@@ -203,7 +203,7 @@ def test_after_a_restart_the_same_is_sent() -> None:
     """Words on whom sites mask with are read out of what they uploaded, where they are not at hand."""
     with stopped_at(agreement(), VICTIM, Phase.UNMASK) as scene:
         exchange = scene.coordinator._aggregator.exchange(1)
-        assert isinstance(exchange, MaskedSumExchange)
+        assert isinstance(exchange, SecureAggregation)
         exchange._on_sharers, exchange._relayed, exchange._on_survivors = (
             AttemptCache(),
             AttemptCache(),
