@@ -256,7 +256,7 @@ def test_a_wrong_share_costs_its_group_the_round_and_tells_nobody_why(masked: Pl
 
 
 MEANS: dict[str, Callable[[Payload], Payload]] = {
-    "of another scheme": lambda payload: replace(payload, scheme="ckks/1"),
+    "of another scheme": lambda payload: replace(payload, scheme="plain/1"),
     "of a ciphertext less": lambda payload: replace(payload, blobs=payload.blobs[:-1]),
     "of bytes that are no ciphertext": lambda payload: replace(payload, blobs=(bytes(9), *payload.blobs[1:])),
 }
