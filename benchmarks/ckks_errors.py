@@ -12,8 +12,7 @@ from algorithms.pfpl import Weighting, peer_weights
 from benchmarks.ckks_group import SPREAD, TAU, Array, CkksRound, Group, prototypes
 from benchmarks.record import Case, Value, spent_on
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import DENOMINATOR
-from crypto.ckks.precision import peer_error, total_error
+from crypto.ckks.parameters import DENOMINATOR, peer_error, total_error
 from crypto.ckks.serialization import read_ciphertext
 from crypto.plain import PlainServer, PlainSite
 from crypto.protection import Cohort, Combination

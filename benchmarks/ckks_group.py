@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from benchmarks.record import Spent
 from crypto.ckks.circuit import Circuit
-from crypto.ckks.evaluation_keys import EvaluationKeys
+from crypto.ckks.group_keys import CkksSecret, EvaluationKeys
 from crypto.ckks.parameters import PROTOTYPE, Ciphertext, CkksLevel
 from crypto.ckks.peer_server import CkksServer
-from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_ciphertext
 from crypto.ckks.site import CkksSite
 from crypto.protection import Cohort, Combination, Payload, Pool

@@ -53,7 +53,7 @@ from secure_client.output.site_files import read_prototypes
 from secure_client.output.site_log import SiteLog, SiteRound, read_site_log
 from secure_server.app import ADDRESS, ROUNDS_LOG, read_rounds
 from secure_server.config import load_coordinator
-from secure_server.storage.store import Store
+from secure_server.store import Store
 
 DATASET = "digits in five appearances"
 ROUNDS = 8

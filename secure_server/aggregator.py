@@ -28,7 +28,7 @@ from secure_server.exchanges.exchange import (
 )
 from secure_server.exchanges.site_grouping import SiteGrouping
 from secure_server.process_pool import run_isolated
-from secure_server.rounds.events import Planned
+from secure_server.rounds.machine import Planned
 from secure_server.rounds.state import Groups
 
 

@@ -31,7 +31,7 @@ from secure_server.round_log import CoordinatorRound
 from secure_server.rounds.rules import Rules, build_rules
 from secure_server.rounds.state import STEPS, State
 from secure_server.service.server import serve
-from secure_server.storage.store import Store
+from secure_server.store import Store
 
 _log = logging.getLogger("protoseal.coordinator")
 ROUNDS_LOG, ADDRESS = "rounds.jsonl", "address"

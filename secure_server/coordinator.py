@@ -51,13 +51,18 @@ from secure_server.round_log import (
     log_failures,
     log_progress,
 )
-from secure_server.rounds import events, machine
-from secure_server.rounds.preconditions import check_expected, check_joined, check_on_roster, check_protocol
+from secure_server.rounds import machine
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.shutdown import ShutdownWait
 from secure_server.rounds.state import Stage, State
-from secure_server.rounds.task_assignment import task_for
-from secure_server.storage.store import Store
+from secure_server.rounds.task_assignment import (
+    check_expected,
+    check_joined,
+    check_on_roster,
+    check_protocol,
+    late_sites,
+    task_for,
+)
+from secure_server.store import Store
 from secure_server.upload_checks import AnswerCheck
 
 __all__ = ["Coordinator", "CoordinatorRound"]
@@ -112,7 +117,7 @@ class Coordinator:
         if stored:
             _log.info("resuming at %s of round %d", stored.stage.name, stored.round)
             self._write_group_keys()  # a resumed computation reads the keys
-            self._step(events.Resumed())
+            self._step(machine.Resumed())
             self._recompute_plan()
             if self._state.over:  # some sites may not have been notified yet
                 self._ending.resume(self._state)
@@ -150,7 +155,7 @@ class Coordinator:
             )
         member = self._members.check_joining(site, request.statement, self._state)
         kept_anchor = self._anchors.report_to_joining(site, request.anchor)
-        event = events.Joined(site, request.left)
+        event = machine.Joined(site, request.left)
         self._step(event, statement=(site, codec.encode_statement(request.statement)))
         _log.info("%s joined (certificate %s)", site, member.fingerprint[:16])
         return JoinReply(PROTOCOL_VERSION, self._poll_seconds, self._state.session(site), kept_anchor)
@@ -159,7 +164,7 @@ class Coordinator:
         """Return the site's current task, or :class:`Wait` if there is none."""
         self._check_caller(site, request.protocol, request.run)
         check_joined(self._rules, self._state, site)
-        self._step(events.Polled(site))
+        self._step(machine.Polled(site))
         key = task_for(self._rules, self._state, site)
         if key is None:
             return self._end_or_wait(site)
@@ -210,7 +215,7 @@ class Coordinator:
             return
         check_expected(self._rules, self._state, site, header.key)
         self._check.check(self._state, self.roster(), header.key, site, content)
-        self._step(events.Answered(site, header.key), upload=(header.key, site, content))
+        self._step(machine.Answered(site, header.key), upload=(header.key, site, content))
 
     def leave(self, site: str, request: LeaveRequest) -> None:
         """Take the site out until it joins again.
@@ -221,7 +226,7 @@ class Coordinator:
         if request.session != self._state.session(site):
             _log.info("ignored a late Leave of %s: the site has joined again since", site)
             return
-        self._step(events.Left(site))
+        self._step(machine.Left(site))
         _log.info("%s left", site)
 
     def tick(self) -> None:
@@ -229,7 +234,7 @@ class Coordinator:
         if self._job is not None and self._job.done():
             job, self._job = self._job, None
             self._finish_job(job)
-        self._step(events.Tick())
+        self._step(machine.Tick())
         self._waits.note(self._state, self._clock())
 
     # Transitions
@@ -240,7 +245,7 @@ class Coordinator:
 
     def _step(
         self,
-        event: events.Event,
+        event: machine.Event,
         *,
         statement: tuple[str, bytes] | None = None,
         upload: tuple[PhaseKey, str, bytes] | None = None,
@@ -259,7 +264,7 @@ class Coordinator:
         self._state = after
         self._follow_up(before, after)
 
-    def _next_state(self, event: events.Event) -> State:
+    def _next_state(self, event: machine.Event) -> State:
         """Return the state after ``event``. No site whose certificate ends before the set-up does becomes a member.
 
         Every other site would refuse the whole roster because of that member. The site can join a run that begins
@@ -359,11 +364,11 @@ class Coordinator:
                 self._state.attempt,
                 exc_info=error,
             )  # sites learn only that the aggregation failed
-            self._step(events.ComputeFailed())
+            self._step(machine.ComputeFailed())
             return
         self._reports.end_aggregation()
         done = job.result()
-        if isinstance(done, events.Planned):
+        if isinstance(done, machine.Planned):
             self._step(done)
         else:
             self._store_results(done)
@@ -371,10 +376,10 @@ class Coordinator:
     def _store_results(self, done: EncodedOutcome) -> None:
         log_failures(self._state, done.failures)
         if done.failures and not done.results:
-            self._step(events.ComputeFailed())
+            self._step(machine.ComputeFailed())
             return
         excluded = frozenset(site for failure in done.failures for site in failure.group)
-        self._step(events.Computed(done.groups, excluded), results=done.results or None, sums=done.sums)
+        self._step(machine.Computed(done.groups, excluded), results=done.results or None, sums=done.sums)
 
     def _max_answer_bytes(self, site: str, phase: Phase) -> int:
         """Return the most bytes of the site's answer. Only the maker of group keys answers ROSTER at length."""
@@ -390,10 +395,65 @@ class Coordinator:
         check_on_roster(self._rules, site)
 
 
-Done = events.Planned | EncodedOutcome
+Done = machine.Planned | EncodedOutcome
 Job = Callable[[Attempt], Done]
 """Computation that the coordinator makes for an attempt and that may take long."""
 
 
 def _name(key: PhaseKey) -> str:
     return f"{key.phase.name} of round {key.round}, attempt {key.attempt}"
+
+
+_GRACE_SECONDS = 30.0
+
+
+class ShutdownWait:
+    """Wait of the coordinator after a run, by its ``clock``, until every site was notified or the time has passed.
+
+    A coordinator that is started again after the end waits ``late_seconds`` for sites that have not fetched the last
+    result.
+    """
+
+    def __init__(self, clock: Callable[[], float], late_seconds: float) -> None:
+        self._clock, self._late_seconds = clock, late_seconds
+        self._began: float | None = None
+        self._notified: set[str] = set()
+        self._awaited: frozenset[str] = frozenset()
+
+    def begin(self, ended: State) -> None:
+        """Start the wait at the end of the run. Idempotent."""
+        if self._began is None:
+            self._began = self._clock()
+            level = logging.INFO if ended.stage is Stage.FINISHED else logging.ERROR
+            _log.log(level, "the run is over: %s", ended.reason or "finished")
+
+    def resume(self, ended: State) -> None:
+        """Start the wait of a coordinator that was started again after the end of the run."""
+        self._began, self._awaited = self._clock(), late_sites(ended)
+        if ended.stage is Stage.FINISHED:
+            _log.info("run %s is complete after %d rounds", ended.run, ended.round)
+        else:
+            _log.error("run %s is over: %s", ended.run, ended.reason)
+        if self._awaited:
+            late = ", ".join(sorted(self._awaited))
+            _log.info("waiting %.0f s for %s to fetch the last result", self._wait_seconds, late)
+        else:
+            _log.info("answering calls of sites for %.0f s", self._wait_seconds)
+
+    def note_notified(self, site: str) -> None:
+        """Note that the site was notified of the end."""
+        self._notified.add(site)
+
+    def is_over(self, state: State) -> bool:
+        """Return True if nobody needs the coordinator any more."""
+        if self._began is None:
+            return False
+        if self._notified >= (state.joined - state.absent) | self._awaited:
+            return True
+        return self._clock() - self._began > self._wait_seconds
+
+    @property
+    def _wait_seconds(self) -> float:
+        """Return the wait in seconds. A late site that was notified needs no more time than the others."""
+        late = self._awaited - self._notified
+        return max(_GRACE_SECONDS, self._late_seconds) if late else _GRACE_SECONDS

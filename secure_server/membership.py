@@ -18,10 +18,10 @@ from protoseal_wire import codec
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import PROTOCOL_VERSION, CheckReply, Listing, RunStage
 from secure_server.errors import BadPayload, WrongIdentity
-from secure_server.rounds.preconditions import may_join
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import Stage, State
-from secure_server.storage.store import Store
+from secure_server.rounds.task_assignment import may_join
+from secure_server.store import Store
 
 _LONGEST_FORESIGHT = 3600.0
 """Upper bound, in seconds, of the time that a certificate has to outlast: an hour suffices for any set-up."""

@@ -22,7 +22,7 @@ from secure_server.errors import WrongPhase
 from secure_server.exchanges.exchange import Attempt, AttemptCache
 from secure_server.membership import MembershipChecks
 from secure_server.rounds.state import State
-from secure_server.storage.store import ResultReference, Store
+from secure_server.store import ResultReference, Store
 
 
 class Requests:

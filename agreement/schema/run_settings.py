@@ -26,7 +26,7 @@ from agreement.sections.privacy import Extractor, PrivacySection
 from agreement.sections.table import TableSection
 from agreement.sections.training import PreprocessingSection, TrainingSection
 from agreement.toml_loading import Count, Positive, Section
-from crypto.ckks.precision import check_cohort_size, check_tau
+from crypto.ckks.parameters import check_cohort_size, check_tau
 from crypto.errors import PrecisionError
 from crypto.pairwise.attempt import fewest_against
 

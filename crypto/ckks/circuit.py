@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tenseal import sealapi
 
-from crypto.ckks.evaluation_keys import EvaluationKeys, LoadedKeys
+from crypto.ckks.group_keys import EvaluationKeys, LoadedKeys
 from crypto.ckks.packing import Complex
 from crypto.ckks.parameters import POLY_DEGREE, SLOTS, Ciphertext, CkksLevel, context, level_id
 from crypto.errors import KeyStoreError, MalformedError, VerificationError

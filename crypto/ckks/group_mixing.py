@@ -27,6 +27,7 @@ import numpy as np
 from tenseal import sealapi
 
 from crypto.ckks.circuit import Circuit, KeysFile, load_circuit, seal_errors_as_malformed
+from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.packing import (
     FRESH_ERROR,
     MOST_SCALE_BITS,
@@ -36,7 +37,6 @@ from crypto.ckks.packing import (
     Complex,
 )
 from crypto.ckks.parameters import SCHEME, SLOTS, Ciphertext, CiphertextShape, CkksLevel, dropped_prime
-from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, load, read_ciphertext, read_ciphertexts, read_payload
 from crypto.errors import BoundError, MalformedError, PrecisionError
 from crypto.fixed_point import Float, Segment
@@ -133,7 +133,7 @@ class MixingSite:
 
         Raises :class:`MalformedError` for an answer of another form than prescribed, which the coordinator can see too,
         and :class:`crypto.errors.ImplausibleError` for values beyond any mix of that many groups, which the coordinator
-        must not learn (:mod:`crypto.ckks.secret_key`).
+        must not learn (:mod:`crypto.ckks.group_keys`).
         """
         vectors = [self._secret.decrypt(part) for part in read_payload(answer, self._form.answers)]
         most = float(self._form.groups)

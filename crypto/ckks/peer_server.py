@@ -23,12 +23,19 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from crypto.ckks.circuit import Ciphertexts, KeysFile, load_circuit, seal_errors_as_malformed
-from crypto.ckks.evaluation_keys import EvaluationKeys
+from crypto.ckks.group_keys import EvaluationKeys
 from crypto.ckks.noise_flooding import Receiver
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import CORRECTION, PROTOTYPE, SCHEME, Ciphertext, context, upload_shapes
+from crypto.ckks.parameters import (
+    CORRECTION,
+    PROTOTYPE,
+    SCHEME,
+    Ciphertext,
+    check_cohort_size,
+    context,
+    upload_shapes,
+)
 from crypto.ckks.peer_combination import Combining, Pair, needs_bare_sum, needs_distances
-from crypto.ckks.precision import check_cohort_size
 from crypto.ckks.serialization import dump, read_ciphertext, read_payload
 from crypto.protection import Cohort, Combination, Payload, Pool
 
@@ -180,7 +187,7 @@ class CkksServer:
     scheme = SCHEME
 
     def __init__(self, combination: Combination, keys_path: Path, executor: Pool | None) -> None:
-        """Take a file with :meth:`crypto.ckks.evaluation_keys.EvaluationKeys.to_bytes`, which is read when used.
+        """Take a file with :meth:`crypto.ckks.group_keys.EvaluationKeys.to_bytes`, which is read when used.
 
         ``executor`` should run processes, started where forking is safe, and gets as many tasks as it has processes;
         without an executor the work is done inline.

@@ -10,10 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.packing import Complex, Packing
-from crypto.ckks.parameters import SCHEME, answer_shapes, upload_shapes
-from crypto.ckks.precision import check_cohort_size, check_tau
-from crypto.ckks.secret_key import CkksSecret
+from crypto.ckks.parameters import SCHEME, answer_shapes, check_cohort_size, check_tau, upload_shapes
 from crypto.ckks.serialization import read_payload
 from crypto.errors import ImplausibleError
 from crypto.fixed_point import Float
@@ -54,7 +53,7 @@ class CkksSite:
         return Payload(SCHEME, blobs=tuple(blobs))
 
     def unprotect(self, answer: Payload, rows: Rows, site: str, cohort: Cohort) -> Rows:
-        """Return the combination of peers, within :func:`crypto.ckks.precision.peer_error`.
+        """Return the combination of peers, within :func:`crypto.ckks.parameters.peer_error`.
 
         The site keeps its own row for a class that it does not hold, holds alone, or in which it agrees with all its
         peers (D_i ≤ tau). ``rows`` must be the rows that were protected.
@@ -62,7 +61,7 @@ class CkksSite:
         Raises :class:`crypto.errors.MalformedError` for an answer of another form than prescribed, which the
         coordinator can see too, and :class:`ImplausibleError` for a fault that only decryption shows. The caller must
         hide the second from the coordinator, which could otherwise compare an encrypted value with a bound of its
-        choice (:mod:`crypto.ckks.secret_key`).
+        choice (:mod:`crypto.ckks.group_keys`).
         """
         sent = rows_to_send(rows, site, cohort)
         packing = Packing(cohort.classes, cohort.dim)

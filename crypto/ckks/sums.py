@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tenseal import sealapi
 
+from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.packing import FRESH_ERROR, MOST_SCALE_BITS, ROOM_BITS, SURE_DEVIATIONS, BoundedVector
 from crypto.ckks.parameters import SCHEME, Ciphertext, CiphertextShape, CkksLevel, context
-from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, read_payload
 from crypto.errors import MalformedError, PrecisionError
 from crypto.fixed_point import Float, Segment
@@ -118,7 +118,7 @@ class SummingSite:
 
         Raises :class:`MalformedError` for an answer of another form than prescribed, which the coordinator can see too,
         :class:`crypto.errors.ImplausibleError` for values beyond any sum of ``terms`` vectors, which the coordinator
-        must not learn (:mod:`crypto.ckks.secret_key`), and ``ValueError`` unless 1 ≤ terms ≤ the form's terms.
+        must not learn (:mod:`crypto.ckks.group_keys`), and ``ValueError`` unless 1 ≤ terms ≤ the form's terms.
         """
         if not 1 <= terms <= self._form.terms:
             raise ValueError(f"a sum must have between 1 and {self._form.terms} terms, not {terms}")

@@ -1,14 +1,13 @@
 """Pairwise masks: a protocol that reveals the sum of a group's vectors and nothing else (Bonawitz et al. 2017, CCS).
 
-    wire_values               public keys, sealed and released shares, which members exchange, and the payload
-    attempt                   the attempt that every key, mask, share and signature is bound to; a site's secrets
+    attempt                   the attempt that every key, mask, share and signature is bound to; a site's keys
     neighbour_graph           who holds shares of whose secrets, and which pairs have a mask; sparse in large groups
-    shares                    their shares for the other members, and the release of one kind for each owner
-    masks                     a vector under a mask for every peer and a self-mask
+    shares                    shares of the keys for the other members, and the release of one kind for each owner
+    masks                     a vector under a mask for every peer and a self-mask, and its payload
     member_signatures         the members' signatures on the survivors and, for a sparse graph, on the sharers
     unmask                    the coordinator's half: the sum
 
-Order of steps: every member states fresh public keys (signed, see :class:`crypto.pairwise.wire_values.MaskKeys`),
+Order of steps: every member states fresh public keys (signed, see :class:`crypto.pairwise.attempt.MaskKeys`),
 makes shares, checks and opens its peers' shares, masks its vector, signs the survivors, and releases shares once enough
 members signed the same set.
 
@@ -41,6 +40,6 @@ Limits:
   changing. Masks do not help against that; differential privacy does.
 """
 
-from crypto.pairwise.wire_values import SCHEME
+from crypto.pairwise.masks import SCHEME
 
 __all__ = ["SCHEME"]

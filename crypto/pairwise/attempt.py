@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from crypto.errors import MalformedError, VerificationError
 from crypto.keys import KEY_BYTES, ChannelKey, check_channel_public, check_distinct, encode
-from crypto.pairwise.wire_values import MaskKeys
 from crypto.shamir import SHARE_BYTES, check_share
 
 HASH_BYTES = 32
@@ -72,6 +71,18 @@ class Binding:
         """Return the x of a member's shares, 1 for the first by name; raise :class:`VerificationError` for others."""
         check_member(self, site)
         return self.group.index(site) + 1
+
+
+@dataclass(frozen=True)
+class MaskKeys:
+    """Public X25519 keys (32 bytes each) of a site for one attempt.
+
+    Masks come from ``mask``; shares are sealed to ``share``. There are two keys because the private half of ``mask`` is
+    reconstructed if its owner drops out, and must then decrypt nothing.
+    """
+
+    mask: bytes
+    share: bytes
 
 
 def threshold(members: int) -> int:

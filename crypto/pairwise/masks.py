@@ -18,21 +18,28 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
 
-from crypto.errors import MalformedError, VerificationError
+from crypto.errors import MalformedError, UnknownSchemeError, VerificationError
 from crypto.fixed_point import FixedPoint, Float
 from crypto.keys import derive
 from crypto.pairwise.attempt import (
     AttemptSecrets,
     Binding,
+    MaskKeys,
     check_mask_keys,
     check_own,
     check_sharers,
 )
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, graph_among
-from crypto.pairwise.wire_values import MaskKeys, masked_payload
 from crypto.protection import Payload, Words
 
 __all__ = ["add_streams"]
+
+SCHEME = "pairwise/1"
+
+
+WORDS = {32: np.dtype(np.uint32), 64: np.dtype(np.uint64)}
+"""Type of a word, by ring bits."""
+
 
 _CHUNK_BYTES = 1 << 18
 """Size of a chunk, small enough that its words stay in the processor's cache while all streams are applied."""
@@ -92,6 +99,29 @@ class MaskingSite:
         return masked_payload(
             mask(words, self.secrets, self.binding, self.site, self.sharers, self.public, self.graph)
         )
+
+
+def masked_payload(words: Words) -> Payload:
+    """Return the payload that carries masked words."""
+    return Payload(SCHEME, words=(words,))
+
+
+def masked_words(payload: Payload, ring_bits: int, length: int) -> Words:
+    """Return the words of a payload, shape (length,).
+
+    Raises :class:`UnknownSchemeError` for another scheme, and :class:`MalformedError` unless the payload is
+    exactly one vector of this ring and length.
+    """
+    if payload.scheme != SCHEME:
+        raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")
+    if len(payload.words) != 1 or payload.arrays or payload.blobs:
+        raise MalformedError(f"a payload of scheme {SCHEME!r} must be one vector of words")
+    (words,) = payload.words
+    if words.dtype != WORDS[ring_bits] or words.shape != (length,):
+        raise MalformedError(
+            f"words must be {WORDS[ring_bits]} of shape ({length},), not {words.dtype} of {words.shape}"
+        )
+    return words
 
 
 def mask(

@@ -13,6 +13,8 @@ open a vector, so no member releases both: not in one answer (the survivors alon
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 from secrets import SystemRandom
 
 from crypto.errors import MalformedError, VerificationError
@@ -20,6 +22,7 @@ from crypto.keys import encode, seal
 from crypto.pairwise.attempt import (
     AttemptSecrets,
     Binding,
+    MaskKeys,
     SharePair,
     check_mask_keys,
     check_member,
@@ -27,12 +30,39 @@ from crypto.pairwise.attempt import (
     check_survivors,
 )
 from crypto.pairwise.neighbour_graph import Graph, graph_among
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
 from crypto.pki import Credentials, verify
 from crypto.roster import Member
 from crypto.shamir import check_share, split
 
 _LABEL = "mask-share"
+
+
+@dataclass(frozen=True)
+class SealedShare:
+    """Shares of the sender's two secrets, sealed to the recipient and signed by the sender."""
+
+    sender: str
+    recipient: str
+    sealed: bytes = field(repr=False)
+    signature: bytes = field(repr=False)
+
+
+class ShareKind(IntEnum):
+    """Kind of a share: the secret, of a site's two, that it belongs to."""
+
+    SEED = 1
+    """Seed of the self-mask, released for a site whose values are in the sum."""
+    KEY = 2
+    """Private half of the mask key, released for a site that dropped out after it made shares."""
+
+
+@dataclass(frozen=True)
+class ReleasedShare:
+    """Share of one of ``owner``'s secrets that a holder gives to the coordinator."""
+
+    owner: str
+    kind: ShareKind
+    share: bytes = field(repr=False)
 
 
 def make_shares(

@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from crypto.errors import MalformedError
-from crypto.pairwise.attempt import Binding, check_mask_keys, check_survivors, public_half
+from crypto.pairwise.attempt import Binding, MaskKeys, check_mask_keys, check_survivors, public_half
 from crypto.pairwise.masks import add_streams, check_words, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import Graph, graph_among
-from crypto.pairwise.shares import check_released
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
+from crypto.pairwise.shares import ReleasedShare, ShareKind, check_released
 from crypto.protection import Words
 from crypto.shamir import combine
 

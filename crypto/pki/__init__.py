@@ -4,11 +4,10 @@ All keys are ECDSA P-256 (gRPC's TLS rejects Ed25519 client certificates). A cer
 ``spiffe://<federation>/site/<name>`` or ``spiffe://<federation>/coordinator``.
 """
 
-from crypto.pki.authority import approve, create_authority
 from crypto.pki.credentials import Credentials, verify
 from crypto.pki.identity import Identity, Role
+from crypto.pki.issuing import Request, approve, create_authority, create_request, read_request
 from crypto.pki.key_files import Stretching
-from crypto.pki.requests import Request, create_request, read_request
 from crypto.pki.trust import TrustAnchor
 
 __all__ = [

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from crypto.errors import VerificationError
 from crypto.keys import check_channel_public, check_distinct
-from crypto.pairwise.wire_values import MaskKeys
+from crypto.pairwise.attempt import MaskKeys
 from crypto.pki import Credentials, verify
 from crypto.roster import Member, Roster
 from protoseal_wire.messages import ActiveList, LedgerAnchor, PhaseKey, PresenceStatement

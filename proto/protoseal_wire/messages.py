@@ -12,7 +12,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare
+from crypto.pairwise.attempt import MaskKeys
+from crypto.pairwise.shares import ReleasedShare, SealedShare
 from crypto.protection import Payload
 from crypto.roster import Statement
 from crypto.sealed_group_secret import SealedSecret

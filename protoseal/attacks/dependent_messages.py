@@ -22,7 +22,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.data.npz import write_npz
 from secure_client.data.samples import Samples, TrainTest
-from secure_server.storage.store import Received
+from secure_server.store import Received
 
 SIZES_VARY = 8
 """Bytes by which signatures, and all that has some, vary in size at random."""

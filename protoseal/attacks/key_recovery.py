@@ -21,6 +21,7 @@ from tenseal import sealapi
 
 from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
 from agreement.derived.payload_shapes import limits_of, result_shape
+from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import (
     POLY_DEGREE,
@@ -31,7 +32,6 @@ from crypto.ckks.parameters import (
     context,
     level_id,
 )
-from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, load, read_payload
 from crypto.keys import KEY_BYTES
 from crypto.protection import Combination
@@ -41,7 +41,7 @@ from protoseal.attacks.readings import Adversary, readings
 from protoseal.attacks.recorded_run import RecordedRun
 from protoseal_wire import codec
 from protoseal_wire.messages import Acknowledgement, Phase
-from secure_server.storage.store import Received
+from secure_server.store import Received
 
 Slots = NDArray[np.complex128]
 

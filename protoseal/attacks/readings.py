@@ -58,7 +58,7 @@ from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows, cached_in_
 from protoseal.attacks.solved_combinations import ClassSolutions, solve_class
 from protoseal_wire.cluster_assignment import AssignedClusters, read_clusters
 from protoseal_wire.messages import AssignedRows, Phase
-from secure_server.storage.store import Received
+from secure_server.store import Received
 
 
 class Adversary(StrEnum):

@@ -40,7 +40,7 @@ from secure_client.protocol.setup import Setup
 from secure_client.training.batches import batch_in_order, open_source
 from secure_server.exchanges.exchange import read_upload
 from secure_server.process_pool import Workers
-from secure_server.storage.store import Received
+from secure_server.store import Received
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -25,7 +25,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.output.site_files import SitePrototypes
 from secure_server.exchanges.exchange import read_upload
-from secure_server.storage.store import Received
+from secure_server.store import Received
 
 PRESENCE = "which site has which class"
 """Name of the line that tells whether statements name a site's classes."""

@@ -16,10 +16,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.errors import VerificationError
 from crypto.pki import Identity, Request, Role, approve, create_authority, create_request, read_request
-from crypto.pki.authority import CA_FILE, CA_KEY_FILE, DEFAULT_CA_DAYS, DEFAULT_DAYS, LONGEST_DAYS
 from crypto.pki.identity import certificates_in, extension, host_names, load_certificate, only_uri
+from crypto.pki.issuing import (
+    CA_FILE,
+    CA_KEY_FILE,
+    DEFAULT_CA_DAYS,
+    DEFAULT_DAYS,
+    KEY_FILE,
+    LONGEST_DAYS,
+    REQUEST_FILE,
+)
 from crypto.pki.key_files import check_absent, errors_name_file, read, rewrap, write_public
-from crypto.pki.requests import KEY_FILE, REQUEST_FILE
 from crypto.pki.trust import fingerprint
 from protoseal.commands.options import FILE, FOLDER, Command, example
 from protoseal.commands.passphrase_input import on_terminal, passphrase_option, read_passphrase

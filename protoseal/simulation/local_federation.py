@@ -69,7 +69,7 @@ from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
 from secure_server.rounds.rules import Rules, build_rules
 from secure_server.rounds.state import Stage
-from secure_server.storage.store import Received, Store
+from secure_server.store import Received, Store
 
 _KEYS_WORD = "passphrase"
 _AGES = 1e9  # seconds: sites take turns, so no deadline may expire

@@ -37,7 +37,7 @@ from algorithms.fedplcc import GlobalClusters
 from algorithms.gram_matrix import Bool, Float
 from crypto.ckks.sums import SummingSite
 from crypto.errors import ImplausibleError, MalformedError
-from crypto.pairwise.wire_values import SCHEME as PAIRWISE
+from crypto.pairwise.masks import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.plain import PlainValues
 from crypto.protection import Payload, ProtectedPayload, whole_numbers

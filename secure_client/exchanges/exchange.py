@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agreement import Agreement
 from algorithms.gram_matrix import Bool
-from crypto.pairwise.wire_values import MaskKeys
+from crypto.pairwise.attempt import MaskKeys
 from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation

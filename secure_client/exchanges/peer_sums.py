@@ -35,8 +35,8 @@ from algorithms.gram_matrix import Bool, Float
 from algorithms.pfpl import personalise
 from crypto.errors import CryptoError
 from crypto.pairwise.attempt import Binding
+from crypto.pairwise.masks import SCHEME as PAIRWISE
 from crypto.pairwise.member_signatures import verify_signed_survivors
-from crypto.pairwise.wire_values import SCHEME as PAIRWISE
 from crypto.protection import Payload, whole_numbers
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, SumMembers

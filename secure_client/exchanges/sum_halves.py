@@ -32,7 +32,7 @@ from algorithms.gram_matrix import Bool, Float
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite
 from crypto.errors import ImplausibleError
-from crypto.pairwise.wire_values import SCHEME as PAIRWISE
+from crypto.pairwise.masks import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.plain import PlainValues
 from crypto.protection import DeclaredHalf, Payload, ProtectedPayload

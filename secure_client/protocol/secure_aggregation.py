@@ -33,7 +33,14 @@ from numpy.typing import NDArray
 from agreement import Agreement
 from agreement.derived.payload_shapes import limits_of
 from crypto.errors import CryptoError, VerificationError
-from crypto.pairwise.attempt import AttemptSecrets, Binding, SharePair, check_sharers, check_survivors
+from crypto.pairwise.attempt import (
+    AttemptSecrets,
+    Binding,
+    MaskKeys,
+    SharePair,
+    check_sharers,
+    check_survivors,
+)
 from crypto.pairwise.masks import MaskingSite
 from crypto.pairwise.member_signatures import (
     sign_sharers,
@@ -42,8 +49,7 @@ from crypto.pairwise.member_signatures import (
     verify_signed_survivors,
 )
 from crypto.pairwise.neighbour_graph import Graph
-from crypto.pairwise.shares import make_shares, open_share, release, verify_share
-from crypto.pairwise.wire_values import MaskKeys, SealedShare
+from crypto.pairwise.shares import SealedShare, make_shares, open_share, release, verify_share
 from crypto.protection import Cohort, ProtectedPayload
 from crypto.roster import Member
 from protoseal_wire import codec

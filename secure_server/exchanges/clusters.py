@@ -27,7 +27,7 @@ from algorithms.gram_matrix import Float
 from crypto.ckks.sums import SummingServer
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.fixed_point import FixedPoint
-from crypto.pairwise.wire_values import SCHEME as PAIRWISE
+from crypto.pairwise.masks import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import NORM_SLACK, Payload, whole_numbers
 from protoseal_wire.cluster_assignment import hash_broadcast

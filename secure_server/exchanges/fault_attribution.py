@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from crypto.errors import MalformedError
-from crypto.pairwise.attempt import Binding, public_half
+from crypto.pairwise.attempt import Binding, MaskKeys, public_half
 from crypto.pairwise.neighbour_graph import Graph, graph_among
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
+from crypto.pairwise.shares import ReleasedShare, ShareKind
 from crypto.shamir import combine
 
 Released = Mapping[str, tuple[ReleasedShare, ...]]

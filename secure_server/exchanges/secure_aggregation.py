@@ -19,12 +19,12 @@ from agreement.derived.cohorts import group_cohort
 from agreement.derived.payload_shapes import values_shape
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint
-from crypto.pairwise.attempt import Binding, threshold
+from crypto.pairwise.attempt import Binding, MaskKeys, threshold
+from crypto.pairwise.masks import masked_words
 from crypto.pairwise.member_signatures import verify_sharers, verify_survivor
 from crypto.pairwise.neighbour_graph import Graph
-from crypto.pairwise.shares import check_released, verify_share
+from crypto.pairwise.shares import ReleasedShare, SealedShare, check_released, verify_share
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, masked_words
 from crypto.protection import Payload, PayloadShape, Words
 from protoseal_wire import codec
 from protoseal_wire.messages import (

@@ -28,7 +28,7 @@ from algorithms.gram_matrix import Bool
 from crypto.ckks.group_mixing import MixingServer
 from crypto.ckks.sums import SummingServer
 from crypto.errors import MalformedError
-from crypto.pairwise.wire_values import SCHEME as PAIRWISE
+from crypto.pairwise.masks import SCHEME as PAIRWISE
 from crypto.plain import SCHEME, only_array
 from crypto.protection import NORM_SLACK, Payload
 from crypto.sum_protection import SumServerHalf

@@ -1,1 +1,1 @@
-"""The round machine: states, events, transitions and preconditions, free of input and output."""
+"""The round machine: states, events, transitions and tasks, free of input and output."""

@@ -9,7 +9,7 @@ if there is one, ends with groups instead of a RESULT. With groups, PLANNING set
 settles quorums again after DIRECTIONS. A run ends in STOPPED if too few sites are present, after ``max_attempts``
 failures in a row, or if every member is gone; :class:`Resumed` continues a stopped run.
 
-Guarantees, whatever the order of events and however the clock jumps:
+Guarantees, whatever the order of events (:data:`Event`) and however the clock jumps:
 
 - An attempt is computed only over sites that answered PRESENCE and each step of that attempt: at least ``min_sites``
   sites at PRESENCE, and in each step as many as its quorums require. A step without quorums needs everyone.
@@ -33,22 +33,12 @@ Limits:
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_server.rounds.events import (
-    Answered,
-    Computed,
-    ComputeFailed,
-    Event,
-    Joined,
-    Left,
-    Planned,
-    Polled,
-    Resumed,
-    Tick,
-)
-from secure_server.rounds.preconditions import (
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import Groups, Quorum, Stage, State
+from secure_server.rounds.task_assignment import (
     check_computing,
     check_excluded,
     check_expected,
@@ -58,8 +48,6 @@ from secure_server.rounds.preconditions import (
     check_on_roster,
     check_planning,
 )
-from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Groups, Stage, State
 from secure_server.rounds.transitions import (
     apply_due_transitions,
     cap_deadline,
@@ -70,6 +58,72 @@ from secure_server.rounds.transitions import (
     next_step,
     stop_if_empty,
 )
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Request of a site to take part, for the first time or after a restart.
+
+    The site has erased the secrets of the attempt that ``left``, a PRESENCE, began.
+    """
+
+    site: str
+    left: PhaseKey | None = None
+
+
+@dataclass(frozen=True)
+class Polled:
+    """Request of a site for its task, which shows that the site is there."""
+
+    site: str
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Answer of a site to ``key``; its content was checked."""
+
+    site: str
+    key: PhaseKey
+
+
+@dataclass(frozen=True)
+class Left:
+    """Leave of a site."""
+
+    site: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Passage of time."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Plan of the current attempt: the number of answers that each step needs, and from which sites."""
+
+    quorums: tuple[Quorum, ...] = ()
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Results of the current attempt; for a clustering its ``groups``. Participants ``excluded`` get none."""
+
+    groups: Groups = ()
+    excluded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class ComputeFailed:
+    """Failure of the current attempt's plan or results. The reason is for the coordinator's log, not for sites."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Restart of the coordinator on a stored state."""
+
+
+Event = Joined | Polled | Answered | Left | Tick | Planned | Computed | ComputeFailed | Resumed
 
 
 def start(rules: Rules, now: float) -> State:

@@ -24,7 +24,7 @@ from crypto.errors import MalformedError
 from crypto.pairwise.attempt import public_half
 from crypto.pairwise.masks import add_streams, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import Graph, graph_among
-from crypto.pairwise.wire_values import ReleasedShare, ShareKind
+from crypto.pairwise.shares import ReleasedShare, ShareKind
 from crypto.protection import Words
 from crypto.shamir import combine
 from tests.crypto.masked_group import Group, binding_of, names

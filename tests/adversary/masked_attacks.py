@@ -9,10 +9,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from crypto.pairwise.attempt import AttemptSecrets
+from crypto.pairwise.attempt import AttemptSecrets, MaskKeys
 from crypto.pairwise.masks import add_streams, self_key
-from crypto.pairwise.shares import make_shares, open_share
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
+from crypto.pairwise.shares import ReleasedShare, ShareKind, make_shares, open_share
 from protoseal_wire.messages import ActiveList, Phase, SurvivorSignature
 from tests.adversary.attack import (
     JOURNAL_LOOKUP,

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from crypto.errors import CryptoError
-from crypto.pairwise.attempt import AttemptSecrets, Binding, SharePair
+from crypto.pairwise.attempt import AttemptSecrets, Binding, MaskKeys, SharePair
 from crypto.pairwise.masks import add_streams, self_key
+from crypto.pairwise.shares import ReleasedShare, ShareKind
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from crypto.protection import Words
 from crypto.shamir import combine
 from protoseal_wire.class_presence import sign_presence, verify_presence

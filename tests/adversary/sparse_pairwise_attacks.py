@@ -13,7 +13,7 @@ import numpy as np
 import crypto.pairwise.masks as code
 from crypto.pairwise.masks import add_streams, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, sparse_graph
-from crypto.pairwise.wire_values import ReleasedShare, ShareKind
+from crypto.pairwise.shares import ReleasedShare, ShareKind
 from crypto.protection import Words
 from crypto.shamir import combine
 from tests.adversary.attack import KINDS, QUORUM, SIGNATURES_ENOUGH

@@ -19,9 +19,8 @@ from agreement import Protection
 from algorithms.pfpl import Weighting
 from crypto.ckks.circuit import Ciphertexts
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import SUM, Ciphertext, CkksLevel, answer_shapes
+from crypto.ckks.parameters import SUM, Ciphertext, CkksLevel, answer_shapes, total_error
 from crypto.ckks.peer_combination import Combining
-from crypto.ckks.precision import total_error
 from crypto.ckks.serialization import read_ciphertexts
 from crypto.protection import Combination
 from tests.support.scripted_coordinator import Cast, ScriptedCoordinator

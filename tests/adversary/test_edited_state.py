@@ -17,7 +17,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Phase, Roster, SurvivorSet
 from secure_client.errors import OtherRun, Violation
 from secure_client.protocol.journal import Journal
-from secure_server.storage.store import Store
+from secure_server.store import Store
 from tests.support.grouped import EVERYONE, grouped_agreement
 from tests.support.scripted_coordinator import Cast
 from tests.support.scripted_sums import ScriptedSums, SumAttempt

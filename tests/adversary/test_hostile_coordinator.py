@@ -14,7 +14,7 @@ import pytest
 from agreement import Protection
 from agreement.derived.cohorts import cohort_of
 from algorithms.pfpl import Weighting
-from crypto.ckks.secret_key import CkksSecret
+from crypto.ckks.group_keys import CkksSecret
 from protoseal_wire.messages import ActiveList
 from secure_client.errors import ConflictingRequest, Violation
 from tests.adversary.attack import assert_nothing_answered, assert_refused, by_layer, weaken, weaken_all_but

@@ -20,7 +20,7 @@ from agreement import Agreement, AveragingSection, FedpcSection, Optimiser, Prot
 from algorithms.pfpl import Weighting
 from crypto.errors import MalformedError
 from crypto.pairwise.attempt import AttemptSecrets
-from crypto.pairwise.wire_values import ReleasedShare, ShareKind
+from crypto.pairwise.shares import ReleasedShare, ShareKind
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, SignedSurvivors
 from protoseal_wire.v1 import protoseal_pb2 as pb

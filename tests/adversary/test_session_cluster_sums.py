@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crypto.pairwise.wire_values import SCHEME
+from crypto.pairwise.masks import SCHEME
 from crypto.protection import Payload
 from secure_client.errors import Violation
 from tests.support.grouped import EVERYONE, TEN

@@ -14,7 +14,7 @@ from agreement.registry.round_plan import PayloadKind
 from algorithms.averaging import active_classes
 from algorithms.gram_matrix import squared_distances
 from algorithms.pfpl import Weighting, peer_weights, personalise
-from crypto.ckks.precision import peer_error
+from crypto.ckks.parameters import peer_error
 from crypto.plain import PlainServer
 from crypto.protection import Cohort, Payload
 from tests.conformance.transcripts import Record, Transcript, last_attempt

@@ -19,7 +19,7 @@ from protoseal.audit.coordinator_view import search_messages
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_server.storage.store import Received
+from secure_server.store import Received
 from tests.conformance.drop_outs import Loss
 from tests.conformance.federations import agreement_for, data_for, grouped_agreement, holdings, two_kinds
 from tests.conformance.peer_equations import excess, guide_excess, inputs_of

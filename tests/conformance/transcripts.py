@@ -25,7 +25,7 @@ from algorithms.losses import Outputs, units
 from algorithms.prototypes import Clusters, Guide
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite
-from crypto.pairwise.wire_values import MaskKeys
+from crypto.pairwise.attempt import MaskKeys
 from crypto.protection import Payload, whole_numbers
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec
@@ -42,7 +42,7 @@ from secure_client.training.evaluation import evaluate_outputs
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
 from secure_server.rounds.state import Groups
-from secure_server.storage.store import Received
+from secure_server.store import Received
 from tests.conformance.drop_outs import Clock, Loss, play, set_deadlines
 from tests.conformance.federations import Bool
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from crypto.pairwise.attempt import AttemptSecrets, Binding, SharePair
+from crypto.pairwise.attempt import AttemptSecrets, Binding, MaskKeys, SharePair
 from crypto.pairwise.masks import mask, pair_keys
 from crypto.pairwise.member_signatures import (
     sign_sharers,
@@ -24,9 +24,8 @@ from crypto.pairwise.member_signatures import (
     verify_signed_survivors,
 )
 from crypto.pairwise.neighbour_graph import Graph
-from crypto.pairwise.shares import make_shares, open_share, release, verify_share
+from crypto.pairwise.shares import ReleasedShare, SealedShare, make_shares, open_share, release, verify_share
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare
 from crypto.pki import Credentials, Identity
 from crypto.protection import Words
 from crypto.roster import Member

@@ -17,8 +17,7 @@ import crypto.sealed_group_secret
 from crypto import errors
 from crypto.keys import ChannelKey
 from crypto.pairwise.attempt import AttemptSecrets, Binding
-from crypto.pairwise.shares import open_share, verify_share
-from crypto.pairwise.wire_values import SealedShare
+from crypto.pairwise.shares import SealedShare, open_share, verify_share
 from crypto.roster import Member, Roster
 from crypto.sealed_group_secret import SealedSecret, open_group_secret
 from tests.crypto import protocol_reference

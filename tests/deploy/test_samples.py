@@ -13,8 +13,7 @@ import pytest
 
 from agreement import Agreement, ConfigError, Method, Protection, load_agreement
 from agreement.toml_loading import Section, validate
-from crypto.pki.authority import CA_FILE
-from crypto.pki.requests import KEY_FILE
+from crypto.pki.issuing import CA_FILE, KEY_FILE
 from privacy.accounting.events import DpSgd
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.config import SimulationConfig

@@ -200,7 +200,7 @@ def test_every_reference_in_a_docstring_resolves(package: str) -> None:
         (":mod:`crypto.ckks.circuit`", True),
         (":mod:`circuit`", False),
         (":class:`~crypto.errors.MalformedError`", True),
-        (":class:`a mask <crypto.pairwise.wire_values.MaskKeys>`", True),
+        (":class:`a mask <crypto.pairwise.attempt.MaskKeys>`", True),
         (":class:`crypto.errors.FloodedError`", False),
         (":meth:`ResultDecoding.parts`", False),
         (":class:`Circuit`", True),

@@ -15,8 +15,8 @@ from agreement.registry.methods import DEPLOYABLE, METHODS
 from agreement.sections.training import BUILT_IN_MODELS
 from crypto.ckks import parameters
 from crypto.pairwise.attempt import fewest_against
-from crypto.pki.authority import DEFAULT_DAYS
 from crypto.pki.identity import Role
+from crypto.pki.issuing import DEFAULT_DAYS
 from protoseal.cli import COMMANDS, main
 from protoseal.splits import parse_split
 from secure_client.data.sources import NAMES

@@ -11,7 +11,7 @@ from crypto.ckks.parameters import CiphertextShape
 from crypto.fixed_point import Segment
 from crypto.pairwise.attempt import threshold
 from crypto.shamir import PRIME
-from protoseal_wire.codec.assembly import CHUNK_BYTES
+from protoseal_wire.codec.calls import CHUNK_BYTES
 from protoseal_wire.messages import PROTOCOL_VERSION, Phase
 from secure_client.errors import PhaseOver, Refused
 from secure_client.retry import FINAL

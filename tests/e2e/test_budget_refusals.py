@@ -14,7 +14,7 @@ from agreement import Agreement, Method, PrivacySection
 from privacy.ledger.budget_account import read_account
 from secure_client.privacy.cost import planned_epsilon
 from secure_server.app import read_rounds
-from secure_server.storage.store import Store
+from secure_server.store import Store
 from tests.e2e.federations import small_agreement, small_sites
 from tests.e2e.killings import A_DAY
 from tests.support.processes import Federation

@@ -13,7 +13,7 @@ import pytest
 
 from agreement import Agreement, Protection
 from algorithms.pfpl import peer_weights, personalise
-from crypto.ckks.precision import peer_error
+from crypto.ckks.parameters import peer_error
 from crypto.plain import PlainServer, PlainSite
 from crypto.protection import Cohort
 from protoseal.reports.result_files import site_folder, write_result

@@ -20,7 +20,7 @@ from secure_client.output.site_files import read_prototypes
 from secure_client.privacy.cost import planned_epsilon, release_event
 from secure_client.site_check import check_site
 from secure_server.app import read_rounds
-from secure_server.storage.store import Store
+from secure_server.store import Store
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.composed import epsilon
 from tests.support.processes import Federation

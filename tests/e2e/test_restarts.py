@@ -18,7 +18,7 @@ from secure_client.config import load_site
 from secure_client.output.site_files import MODEL, PROTOTYPES
 from secure_client.output.site_log import read_site_log
 from secure_client.protocol.setup import open_journal
-from secure_server.storage.store import Store
+from secure_server.store import Store
 from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
 from tests.e2e.killings import A_DAY
 from tests.secure_server.service.harness import dialling

@@ -13,7 +13,7 @@ import pytest
 
 from crypto.errors import VerificationError
 from crypto.keys import ChannelKey
-from crypto.pairwise.wire_values import MaskKeys
+from crypto.pairwise.attempt import MaskKeys
 from crypto.pki import Credentials, Identity, Stretching, approve, create_authority, create_request
 from crypto.roster import Roster, assemble_roster, sign_statement
 from protoseal_wire import class_presence, codec

@@ -16,10 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from agreement.storage.anchor_record import anchor_key
 from crypto import errors
-from crypto.pairwise.attempt import Binding, SharePair
+from crypto.pairwise.attempt import Binding, MaskKeys, SharePair
 from crypto.pairwise.member_signatures import verify_signed_survivors
-from crypto.pairwise.shares import check_released, release
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
+from crypto.pairwise.shares import ReleasedShare, ShareKind, check_released, release
 from crypto.roster import Member, Roster
 from protoseal_wire.class_presence import verify_active_list, verify_presence
 from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement

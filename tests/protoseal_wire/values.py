@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
+from crypto.pairwise.attempt import MaskKeys
+from crypto.pairwise.shares import ReleasedShare, SealedShare, ShareKind
 from crypto.protection import Axis, Payload, PayloadShape, UpTo
 from crypto.roster import Statement
 from crypto.sealed_group_secret import SealedSecret

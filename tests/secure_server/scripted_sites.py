@@ -16,10 +16,9 @@ from agreement.derived.cohorts import clustering_cohort, group_cohort
 from agreement.derived.payload_shapes import limits_of, result_shape
 from crypto.keys import ChannelKey
 from crypto.pairwise.attempt import AttemptSecrets, Binding, SharePair, threshold
-from crypto.pairwise.masks import mask
+from crypto.pairwise.masks import mask, masked_payload
 from crypto.pairwise.member_signatures import sign_survivors
-from crypto.pairwise.shares import make_shares, open_share, release
-from crypto.pairwise.wire_values import SealedShare, masked_payload
+from crypto.pairwise.shares import SealedShare, make_shares, open_share, release
 from crypto.pki import TrustAnchor
 from crypto.plain import PlainSite
 from crypto.protection import Payload

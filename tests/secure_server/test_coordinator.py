@@ -38,7 +38,7 @@ from secure_server.membership import MembershipChecks
 from secure_server.phase_requests import Requests
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import Stage
-from secure_server.storage.store import Store
+from secure_server.store import Store
 from tests.secure_server.conftest import Identities
 from tests.secure_server.exchanges.fedpc_play import SECONDS, Play, playing
 from tests.secure_server.rounds.round_player import in_round

@@ -13,7 +13,7 @@ from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire.messages import LeaveRequest
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import WaitLog
-from secure_server.rounds.events import Joined, Left, Polled, Resumed, Tick
+from secure_server.rounds.machine import Joined, Left, Polled, Resumed, Tick
 from secure_server.rounds.state import Stage
 from tests.secure_server.rounds.round_player import RULES, SITES, Player, in_round
 from tests.secure_server.scripted_sites import Clock

@@ -40,7 +40,7 @@ from secure_server.coordinator import Coordinator
 from secure_server.errors import BadPayload, NotJoined, WrongIdentity, WrongProtocol
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import Stage
-from secure_server.storage.store import Store
+from secure_server.store import Store
 from tests.secure_server.conftest import Identities
 from tests.secure_server.exchanges.fedpc_play import Play, playing
 from tests.secure_server.scripted_sites import Clock, fedpc_agreement

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import agreement.storage.anchor_record
 import secure_client.protocol.journal
-import secure_server.storage.store
+import secure_server.store
 from protoseal_files import append_only_file
 
 LEDGER = "ledger.jsonl"
@@ -192,7 +192,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
     with ExitStack() as patches:
         for module in (
             secure_client.protocol.journal,
-            secure_server.storage.store,
+            secure_server.store,
             agreement.storage.anchor_record,
         ):
             patches.enter_context(patch.object(module, "transaction", transaction))

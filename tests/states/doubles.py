@@ -16,7 +16,7 @@ import secure_client.protocol.secure_aggregation as site_masks
 import secure_server.coordinator
 import secure_server.rounds.machine
 from crypto.pairwise import shares as pairwise_release
-from crypto.pairwise.wire_values import ReleasedShare
+from crypto.pairwise.shares import ReleasedShare
 from privacy.ledger.budget_account import Account
 from protoseal_files import append_only_file
 from protoseal_wire.messages import Phase, PhaseKey
@@ -29,10 +29,10 @@ from secure_client.protocol.journal import Journal
 from secure_client.protocol.phase_order import PhaseOrder
 from secure_client.protocol.secure_aggregation import SecureAggregation
 from secure_server.aggregator import Aggregator
-from secure_server.rounds import preconditions, task_assignment, transitions
-from secure_server.rounds.events import Planned
+from secure_server.rounds import task_assignment, transitions
+from secure_server.rounds.machine import Planned
 from secure_server.rounds.state import Stage, State
-from secure_server.storage.store import Store
+from secure_server.store import Store
 from tests.states.interleaving import no_lock
 from tests.states.invariants import Promise
 
@@ -112,7 +112,7 @@ def _pays_twice() -> AbstractContextManager[object]:
 @contextmanager
 def _takes_any_attempt() -> Iterator[None]:
     """The coordinator compares phases, and not rounds and attempts."""
-    check = preconditions.check_expected
+    check = task_assignment.check_expected
 
     def wrong(rules: Any, state: State, site: str, key: Any) -> None:
         check(

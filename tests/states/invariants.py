@@ -16,7 +16,7 @@ from agreement.derived.cohorts import has_common_group, steps_of
 from agreement.derived.payload_shapes import limits_of, result_shape, values_shape
 from agreement.registry.round_plan import MASKED_SUM
 from crypto.pairwise.attempt import Binding
-from crypto.pairwise.wire_values import ShareKind
+from crypto.pairwise.shares import ShareKind
 from crypto.protection import Words
 from privacy.errors import LedgerError
 from privacy.ledger.budget_account import Account, read_account
@@ -27,7 +27,7 @@ from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import LedgerAnchor, Phase, PhaseKey
 from secure_client.privacy.cost import PROTOTYPES, TRAINING
 from secure_server.rounds.state import State
-from secure_server.storage.store import Store
+from secure_server.store import Store
 from tests.states.faults import COORDINATOR
 from tests.states.federations import Cast
 from tests.states.site_rules import Shadow

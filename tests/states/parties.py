@@ -38,7 +38,7 @@ from secure_client.session import Session
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.rounds.rules import build_rules
-from secure_server.storage.store import Store
+from secure_server.store import Store
 from tests.states.disks import Disk
 from tests.states.faults import COORDINATOR
 from tests.states.federations import Cast

@@ -26,7 +26,7 @@ from crypto.pairwise.attempt import threshold
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import CoordinatorError
 from secure_server.rounds import machine
-from secure_server.rounds.events import (
+from secure_server.rounds.machine import (
     Answered,
     Computed,
     Event,

@@ -18,7 +18,7 @@ from protoseal_wire.messages import PhaseKey
 from secure_client import errors
 from secure_client.errors import Unreachable
 from secure_server.rounds.state import Stage, State
-from secure_server.storage.store import Store
+from secure_server.store import Store
 from tests.states.disks import Disk
 from tests.states.ending import Ending, Operators, check_end, fingerprint
 from tests.states.faults import AWAY, COORDINATOR, OLDER_STATE, Fault, FaultPlan, Kind, Pending

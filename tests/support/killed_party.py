@@ -165,10 +165,10 @@ _STEPS: Mapping[When, _Step] = {
     When.MADE: _Step("secure_client.protocol.journal", "Journal", "record", _by_argument),
     When.KEPT: _Step("secure_client.session", "Session", "answer", _by_argument),
     When.SENT: _Step("secure_client.transport", "GrpcTransport", "upload", _by_argument),
-    When.RECEIVED: _Step("secure_server.storage.store", "Store", "save", _by_upload, before=True),
-    When.TAKEN: _Step("secure_server.storage.store", "Store", "save", _by_upload),
+    When.RECEIVED: _Step("secure_server.store", "Store", "save", _by_upload, before=True),
+    When.TAKEN: _Step("secure_server.store", "Store", "save", _by_upload),
     When.COMPUTED: _Step("secure_server.aggregator", "Aggregator", "combine", _by_attempt),
-    When.BEGUN: _Step("secure_server.storage.store", "Store", "save", _by_state),
+    When.BEGUN: _Step("secure_server.store", "Store", "save", _by_state),
 }
 
 

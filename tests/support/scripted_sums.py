@@ -15,14 +15,15 @@ from agreement.derived.cohorts import group_cohort
 from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
 from agreement.derived.payload_shapes import sums_shape, values_shape
 from agreement.registry.round_plan import PayloadKind
+from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.group_mixing import MixingServer
-from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.sums import SumLayout, SummingServer, SummingSite
 from crypto.fixed_point import FixedPoint
-from crypto.pairwise.attempt import Binding
+from crypto.pairwise.attempt import Binding, MaskKeys
+from crypto.pairwise.masks import SCHEME, masked_words
 from crypto.pairwise.neighbour_graph import Graph
+from crypto.pairwise.shares import ReleasedShare, SealedShare
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import SCHEME, MaskKeys, ReleasedShare, SealedShare, masked_words
 from crypto.protection import Payload, Words
 from protoseal_wire import codec
 from protoseal_wire.messages import (

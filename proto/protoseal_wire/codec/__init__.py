@@ -6,8 +6,10 @@ and ``decode_`` functions follow. Every ``decode_`` of a content raises a :class
 whatever the bytes are. Limit: shapes and sizes are checked here, signatures are not.
 """
 
-from protoseal_wire.codec.assembly import CHUNK_BYTES, Assembly, chunks
 from protoseal_wire.codec.calls import (
+    CHUNK_BYTES,
+    Assembly,
+    chunks,
     decode_check,
     decode_check_reply,
     decode_download,

@@ -21,7 +21,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
+from crypto.pairwise.attempt import MaskKeys
+from crypto.pairwise.shares import ReleasedShare, SealedShare, ShareKind
 from crypto.protection import Payload, PayloadShape, UpTo
 from crypto.roster import Statement
 from crypto.sealed_group_secret import SealedSecret

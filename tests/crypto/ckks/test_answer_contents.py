@@ -7,10 +7,9 @@ from numpy.typing import NDArray
 from crypto.ckks import noise_flooding
 from crypto.ckks.circuit import IMAGINARY_UNIT
 from crypto.ckks.noise_flooding import BOUND, SIGMA, flood_replicated, flood_rows
-from crypto.ckks.packed_sums import PackedSums
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import Ciphertext, answer_shapes
-from crypto.ckks.precision import total_error
+from crypto.ckks.parameters import Ciphertext, answer_shapes, total_error
+from crypto.ckks.peer_combination import PackedSums
 from crypto.ckks.serialization import read_payload
 from crypto.protection import Combination
 from tests.crypto.ckks_reference import (

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from crypto.ckks.circuit import Circuit
-from crypto.ckks.packed_sums import PackedSums
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import (
     DENOMINATOR,
@@ -22,6 +21,7 @@ from crypto.ckks.parameters import (
     CkksLevel,
     level_id,
 )
+from crypto.ckks.peer_combination import PackedSums
 from crypto.ckks.serialization import load
 from crypto.errors import PrecisionError
 from tests.crypto.ckks_reference import group

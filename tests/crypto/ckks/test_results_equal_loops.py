@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto.ckks.precision import MAX_SITES, check_tau, peer_error, total_error
+from crypto.ckks.parameters import MAX_SITES, check_tau, peer_error, total_error
 from crypto.ckks.site import CkksSite
 from crypto.errors import PrecisionError
 from crypto.protection import Combination

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tenseal import sealapi
 
-from crypto.ckks.evaluation_keys import GALOIS_ELEMENTS, EvaluationKeys
+from crypto.ckks.group_keys import GALOIS_ELEMENTS, CkksSecret, EvaluationKeys
 from crypto.ckks.parameters import (
     CORRECTION,
     POLY_DEGREE,
@@ -27,7 +27,6 @@ from crypto.ckks.parameters import (
     context,
     level_id,
 )
-from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, load, read_ciphertext
 from crypto.errors import ImplausibleError, MalformedError, UnknownSchemeError
 from crypto.plain import PlainServer, PlainSite
@@ -68,7 +67,7 @@ SIZE = READ + "ciphertext.size() != 2"
 SCALE_STATED = READ + "ciphertext.scale != form.scale"
 DOMAIN = READ + "not ciphertext.is_ntt_form()"
 TRANSPARENT = READ + "ciphertext.is_transparent()"
-PARTS = "crypto.ckks.evaluation_keys._check_keys: present != dict.fromkeys(places, _PARTS)"
+PARTS = "crypto.ckks.group_keys._check_keys: present != dict.fromkeys(places, _PARTS)"
 TOTALS = (
     "crypto.ckks.site.CkksSite._combination_of_peers: "
     "not ((totals >= -self._tau) & (totals <= largest + self._tau)).all()"

@@ -14,11 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from crypto import errors
 from crypto.errors import MalformedError
 from crypto.keys import encode
-from crypto.pairwise.attempt import AttemptSecrets, Binding, fewest_against, threshold
+from crypto.pairwise.attempt import AttemptSecrets, Binding, MaskKeys, fewest_against, threshold
 from crypto.pairwise.masks import add_streams, mask, pair_keys, self_key
 from crypto.pairwise.member_signatures import verify_sharers
 from crypto.pairwise.neighbour_graph import Graph, sparse_graph
-from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Words
 from crypto.roster import Member
 from tests.crypto.masked_group import pair_key

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from crypto.errors import MalformedError, UnknownSchemeError, VerificationError
 from crypto.pairwise import SCHEME
 from crypto.pairwise.attempt import SharePair
+from crypto.pairwise.masks import masked_payload, masked_words
 from crypto.pairwise.member_signatures import sign_survivors, verify_signed_survivors, verify_survivor
-from crypto.pairwise.shares import check_released, release
+from crypto.pairwise.shares import ReleasedShare, ShareKind, check_released, release
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import ReleasedShare, ShareKind, masked_payload, masked_words
 from crypto.protection import Payload
 from crypto.shamir import SHARE_BYTES
 from tests.crypto.masked_group import (

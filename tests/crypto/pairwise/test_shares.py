@@ -11,10 +11,9 @@ import pytest
 
 from crypto.errors import DecryptionError, MalformedError, VerificationError
 from crypto.keys import seal
-from crypto.pairwise.attempt import AttemptSecrets, SharePair
+from crypto.pairwise.attempt import AttemptSecrets, MaskKeys, SharePair
 from crypto.pairwise.member_signatures import verify_survivor
 from crypto.pairwise.shares import _info, make_shares, open_share, verify_share
-from crypto.pairwise.wire_values import MaskKeys
 from tests.crypto.masked_group import (
     BINDING,
     MEMBERS,

@@ -16,7 +16,7 @@ from protoseal.attacks.protected_values import Comparison, KnownRows, Values, so
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
 from protoseal_wire.messages import Phase
-from secure_server.storage.store import Received
+from secure_server.store import Received
 from tests.protoseal.attacks.recorded import FEW_RECORDS, leave_out_masks, leave_out_rotations, record_anew
 from tests.support.marks import full_but
 

@@ -12,7 +12,7 @@ from scipy.stats import chi2  # type: ignore[import-untyped]  # it ships no type
 from agreement.derived.payload_shapes import limits_of, values_shape
 from crypto.pairwise.attempt import Binding
 from crypto.pairwise.masks import add_streams, self_key
-from crypto.pairwise.wire_values import ReleasedShare
+from crypto.pairwise.shares import ReleasedShare
 from crypto.protection import Words
 from crypto.shamir import combine
 from protoseal_wire import codec

@@ -27,7 +27,7 @@ from protoseal.reports.result_files import ViewLine
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.output.site_files import SitePrototypes
-from secure_server.storage.store import Received
+from secure_server.store import Received
 from tests.conformance.federations import agreement_for, data_for, grouped_agreement, two_kinds
 from tests.conformance.transcripts import Put, Record, Transcript, record_run, recording_federation
 

@@ -20,7 +20,7 @@ from crypto.rotation import RotationSite
 from protoseal.audit.coordinator_view import search_messages
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_server.storage.store import Received
+from secure_server.store import Received
 from tests.conformance.federations import data_for, grouped_agreement
 from tests.conformance.transcripts import ClusterTranscript, Put, Transcript, record_cluster_run, record_run
 

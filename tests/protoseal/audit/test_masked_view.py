@@ -23,16 +23,15 @@ from algorithms.pfpl import Weighting
 from crypto import rotation
 from crypto.keys import derive
 from crypto.pairwise import masks
-from crypto.pairwise.attempt import AttemptSecrets, Binding
+from crypto.pairwise.attempt import AttemptSecrets, Binding, MaskKeys
 from crypto.pairwise.masks import add_streams, mask
 from crypto.pairwise.neighbour_graph import Graph
-from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Words
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.exchanges import row_protection
 from secure_server.exchanges import secure_aggregation as server_side
-from secure_server.storage.store import Received
+from secure_server.store import Received
 from tests.conformance import equations
 from tests.conformance.drop_outs import Clock, Loss, play, set_deadlines
 from tests.conformance.federations import agreement_for, data_for, grouped_agreement, two_kinds

@@ -33,7 +33,7 @@ from secure_client.errors import DataError, SiteError
 from secure_client.output.site_files import MODEL
 from secure_client.protocol.journal import Journal
 from secure_client.training.learner import Learner
-from secure_server.storage.store import Store
+from secure_server.store import Store
 from tests.support import killed_party
 from tests.support.forked_processes import Nursery
 from tests.support.marks import full_but

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
+from crypto.pairwise.attempt import MaskKeys
+from crypto.pairwise.shares import ReleasedShare, SealedShare, ShareKind
 from crypto.protection import Axis, Payload, PayloadShape, UpTo, Words
 from crypto.roster import Statement
 from crypto.sealed_group_secret import SealedSecret

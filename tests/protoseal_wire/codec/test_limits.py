@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from crypto.keys import ChannelKey, seal
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
+from crypto.pairwise.attempt import MaskKeys
+from crypto.pairwise.shares import ReleasedShare, SealedShare, ShareKind
 from crypto.protection import Payload, PayloadShape, UpTo
 from crypto.roster import Statement
 from crypto.sealed_group_secret import SealedSecret

@@ -16,7 +16,7 @@ from agreement import Agreement, Protection
 from agreement.derived.payload_shapes import values_shape
 from agreement.schema.layout import counted_samples
 from algorithms.fedplcc import LocalClusters
-from crypto.pairwise.wire_values import SCHEME
+from crypto.pairwise.masks import SCHEME
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart

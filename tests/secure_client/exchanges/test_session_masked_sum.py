@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from crypto.errors import BoundError
-from crypto.pairwise.wire_values import SealedShare
+from crypto.pairwise.shares import SealedShare
 from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
 from tests.secure_client.conftest import OpenSites

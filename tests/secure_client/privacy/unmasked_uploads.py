@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from agreement import Agreement
 from agreement.derived.payload_shapes import limits_of, values_shape
 from crypto.pairwise.attempt import AttemptSecrets, Binding
-from crypto.pairwise.masks import mask
-from crypto.pairwise.wire_values import masked_words
+from crypto.pairwise.masks import mask, masked_words
 from crypto.protection import Words
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec

@@ -23,7 +23,7 @@ from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
 from secure_server.rounds.rules import build_rules
 from secure_server.rounds.state import PHASE_OF_STAGE, Stage, State
-from secure_server.storage.store import Store
+from secure_server.store import Store
 from tests.secure_server.scripted_sites import (
     CLASSES,
     DIM,

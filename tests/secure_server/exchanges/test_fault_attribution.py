@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from crypto.pairwise.attempt import AttemptSecrets, Binding
-from crypto.pairwise.wire_values import ReleasedShare, ShareKind
+from crypto.pairwise.shares import ReleasedShare, ShareKind
 from crypto.shamir import split
 from secure_server.exchanges.fault_attribution import suspicions
 

@@ -13,7 +13,7 @@ from agreement import Protection
 from agreement.derived.payload_shapes import limits_of, sums_shape, values_shape
 from crypto.errors import CryptoError, MalformedError, VerificationError
 from crypto.pairwise.member_signatures import sign_survivors
-from crypto.pairwise.wire_values import ReleasedShare, ShareKind
+from crypto.pairwise.shares import ReleasedShare, ShareKind
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError

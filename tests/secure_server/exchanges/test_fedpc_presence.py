@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from crypto.errors import MalformedError, VerificationError
-from crypto.pairwise.attempt import AttemptSecrets
-from crypto.pairwise.wire_values import MaskKeys
+from crypto.pairwise.attempt import AttemptSecrets, MaskKeys
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RosterAnswer
 from secure_server.errors import BadPayload

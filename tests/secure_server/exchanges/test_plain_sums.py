@@ -14,7 +14,7 @@ from agreement.derived import means
 from agreement.derived.cohorts import group_cohort
 from agreement.derived.payload_shapes import limits_of
 from crypto.errors import CryptoError, MalformedError
-from crypto.pairwise.wire_values import SCHEME as PAIRWISE
+from crypto.pairwise.masks import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
 from protoseal_wire import codec

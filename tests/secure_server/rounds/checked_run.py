@@ -17,7 +17,16 @@ from agreement.registry.round_plan import CLUSTERED_SUM, ENCRYPTED_CLUSTERS, ENC
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import CoordinatorError
 from secure_server.rounds import machine
-from secure_server.rounds.events import Answered, Computed, ComputeFailed, Event, Left, Planned, Resumed, Tick
+from secure_server.rounds.machine import (
+    Answered,
+    Computed,
+    ComputeFailed,
+    Event,
+    Left,
+    Planned,
+    Resumed,
+    Tick,
+)
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import REPLANNING_STEP, STEPS, Groups, Quorum, Stage, State
 from secure_server.rounds.task_assignment import ready_sites, task_for

@@ -8,7 +8,7 @@ from dataclasses import replace
 from agreement.registry.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds import machine
-from secure_server.rounds.events import Answered, Computed, Event, Joined, Planned, Tick
+from secure_server.rounds.machine import Answered, Computed, Event, Joined, Planned, Tick
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import Groups, Quorum, Stage, State
 from secure_server.rounds.task_assignment import task_for

@@ -8,7 +8,7 @@ from dataclasses import replace
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import JoinClosed
 from secure_server.rounds import machine
-from secure_server.rounds.events import Answered, Computed, ComputeFailed, Joined, Left, Planned, Polled
+from secure_server.rounds.machine import Answered, Computed, ComputeFailed, Joined, Left, Planned, Polled
 from secure_server.rounds.state import PHASE_OF_STAGE, Stage
 from secure_server.rounds.task_assignment import task_for
 from tests.secure_server.rounds.checked_run import CheckedRun, require

@@ -12,7 +12,7 @@ from agreement.registry.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.errors import WrongPhase
 from secure_server.rounds import transitions
-from secure_server.rounds.events import Answered, Computed, ComputeFailed, Left, Planned, Polled, Resumed
+from secure_server.rounds.machine import Answered, Computed, ComputeFailed, Left, Planned, Polled, Resumed
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import Quorum, Stage, State
 from tests.secure_server.rounds.checked_run import InvariantError

@@ -9,7 +9,7 @@ import pytest
 from agreement.registry.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.errors import WrongPhase
-from secure_server.rounds.events import Answered, Joined, Left, Planned, Resumed
+from secure_server.rounds.machine import Answered, Joined, Left, Planned, Resumed
 from secure_server.rounds.state import Quorum, Stage, State
 from tests.secure_server.rounds.round_player import GROUPED, LEFT, RULES, SITES, GroupPlayer, Player, in_round
 

@@ -9,7 +9,16 @@ import pytest
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import NotJoined, WrongPhase
 from secure_server.rounds import machine
-from secure_server.rounds.events import Answered, Computed, ComputeFailed, Joined, Left, Polled, Resumed, Tick
+from secure_server.rounds.machine import (
+    Answered,
+    Computed,
+    ComputeFailed,
+    Joined,
+    Left,
+    Polled,
+    Resumed,
+    Tick,
+)
 from secure_server.rounds.state import Stage, State
 from tests.secure_server.rounds.round_player import RULES, SITES, START, in_round
 

@@ -10,7 +10,7 @@ from agreement.registry.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.errors import WrongPhase
 from secure_server.rounds import machine
-from secure_server.rounds.events import Answered, Computed, Left, Planned, Resumed
+from secure_server.rounds.machine import Answered, Computed, Left, Planned, Resumed
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import Quorum, Stage, State
 from tests.secure_server.rounds.round_player import ALL, GROUPED, LEFT, RIGHT, THREE_OF_EACH, GroupPlayer

@@ -11,7 +11,7 @@ from agreement.registry.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import WrongPhase
 from secure_server.rounds import machine
-from secure_server.rounds.events import (
+from secure_server.rounds.machine import (
     Answered,
     Computed,
     ComputeFailed,

@@ -9,7 +9,7 @@ import pytest
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import JoinClosed, NotOnRoster
 from secure_server.rounds import machine
-from secure_server.rounds.events import Answered, Computed, Event, Joined, Left, Polled, Resumed
+from secure_server.rounds.machine import Answered, Computed, Event, Joined, Left, Polled, Resumed
 from secure_server.rounds.state import Stage
 from secure_server.rounds.task_assignment import ready_sites
 from tests.secure_server.rounds.round_player import RULES, SITES, Player, in_round, without_secret

@@ -18,11 +18,10 @@ import pytest
 from agreement.registry.round_plan import CLUSTERED_SUM
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds import machine, task_assignment, transitions
-from secure_server.rounds.events import Event, Left, Planned, Polled
-from secure_server.rounds.preconditions import check_expected
+from secure_server.rounds.machine import Event, Left, Planned, Polled
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import STAGE_OF_PHASE, STEPS, Groups, Quorum, Stage, State
-from secure_server.rounds.task_assignment import task_for
+from secure_server.rounds.task_assignment import check_expected, task_for
 from tests.secure_server.rounds.checked_run import InvariantError
 from tests.secure_server.rounds.simulated_run import SimulatedRun
 from tests.support.marks import full_but

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from secure_server.errors import StoreInUse
-from secure_server.storage.store import Store
-from tests.secure_server.storage.store_writer import AGREEMENT, RUN, content_of, key_of
+from secure_server.store import Store
+from tests.secure_server.store_writer import AGREEMENT, RUN, content_of, key_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 def writer(path: Path, *options: str) -> subprocess.Popen[str]:
     """Start a process that writes to the store."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.secure_server.storage.store_writer", str(path), *options],
+        [sys.executable, "-m", "tests.secure_server.store_writer", str(path), *options],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}"},
         stdout=subprocess.PIPE,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds.state import Stage, State
-from secure_server.storage.store import Store
+from secure_server.store import Store
 
 RUN, AGREEMENT = "r1", b"a" * 32
 

@@ -373,7 +373,7 @@ class AnswerReader(DatabaseOwner):
     """Second connection to the file, read-only; it sees what the store has committed. One thread may use it."""
 
     def __init__(self, path: Path) -> None:
-        """Open the connection; use :meth:`secure_server.storage.store.Store.reader`, while that store is open."""
+        """Open the connection; use :meth:`secure_server.store.Store.reader`, while that store is open."""
         self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
     def answer(self, key: PhaseKey, site: str) -> bytes:

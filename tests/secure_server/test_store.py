@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from protoseal_wire.messages import Phase, PhaseKey
+from secure_server import store as store_module
 from secure_server.errors import Conflict, StoreInUse, WrongPhase, WrongStore
 from secure_server.rounds import machine
 from secure_server.rounds.state import Stage, State
-from secure_server.storage import store as store_module
-from secure_server.storage.store import Received, ResultReference, Store
+from secure_server.store import Received, ResultReference, Store
 from tests.secure_server.rounds.round_player import RULES, SITES, START, Player, in_round
 
 AGREEMENT = b"a" * 32

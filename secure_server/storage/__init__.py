@@ -1,1 +1,0 @@
-"""The coordinator's database."""
