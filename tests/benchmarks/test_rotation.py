@@ -56,5 +56,5 @@ def test_answers_that_do_not_turn_back_are_not_timed(monkeypatch: pytest.MonkeyP
         return real(*arguments) + 1e-6
 
     monkeypatch.setattr(RotationSite, "unprotect", off)
-    with pytest.raises(RuntimeError, match="rotated back, differ"):
+    with pytest.raises(RuntimeError, match="differ"):
         list(measure(RotationBenchmark(sites=2, classes=1, dim=3, repeats=1, growth=())))

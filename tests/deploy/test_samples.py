@@ -239,7 +239,7 @@ def test_the_parties_files_serve_every_agreement_and_each_other(
 def test_a_site_without_a_budget_refuses_to_release(tmp_path: Path, name: str) -> None:
     shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
     shutil.copy(SAMPLES / PRIVATE, tmp_path / "agreement.toml")
-    with pytest.raises(ConfigError, match=r"spends privacy budget.*\[privacy\]"):
+    with pytest.raises(ConfigError, match=r"\[privacy\]"):
         load_site(tmp_path / name)
 
 

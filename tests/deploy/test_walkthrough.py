@@ -175,7 +175,7 @@ def test_blocks_that_are_not_typed_are_at_least_shell() -> None:
 
 @pytest.mark.parametrize("block", ["```\nls\n```\n", "```sh\nls\n```\n", "```sh\n# somebody\nls\n```\n"])
 def test_block_without_a_typist_is_an_error(block: str) -> None:
-    with pytest.raises(ValueError, match="nobody knows who types it"):
+    with pytest.raises(ValueError, match="types"):
         read_blocks(f"## 1. Step\n\n{block}")
 
 
@@ -205,6 +205,6 @@ def test_walkthrough_wrong_fingerprint_is_refused(walked: Walked) -> None:
     assert lie != approve.commands
     with (
         Shell(walked.folder, {"FED": str(walked.folder)}) as shell,
-        pytest.raises(AssertionError, match="not the --fingerprint given"),
+        pytest.raises(AssertionError, match="--fingerprint"),
     ):
         shell.type(lie)

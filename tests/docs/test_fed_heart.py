@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from sklearn.model_selection import train_test_split
 
 from agreement import TableSection
@@ -103,9 +102,8 @@ def test_features_are_thirteen_and_scaled_by_the_hospital_or_over_all(divided: D
 @pytest.mark.full
 def test_one_command_gives_every_method_under_every_protection(files: Path, tmp_path: Path) -> None:
     options = ["--out", tmp_path, "--seeds", 2, "--set", "rounds=1", "--set", "training.local_epochs=1"]
-    command = [sys.executable, SCRIPT, files, *options]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], list(map(str, (files, *options))))
+    assert done.exit_code == 0, done.output
     figures = json.loads((tmp_path / "accuracies.json").read_text(encoding="utf-8"))
     names = {
         f"{method}, {protection}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from algorithms.method_losses import FedpcLoss
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel
-from secure_client.output.site_files import MODEL, PROTOTYPES, read_prototypes
+from secure_client.output.site_files import MODEL, PROTOTYPES
 from secure_client.privacy.bounds import PrototypeBounds
 from secure_client.training.job import Job, Schedule
 from secure_client.training.learner import Learner
@@ -196,44 +196,6 @@ def test_take_base_changes_neither_model_nor_values(site: Site) -> None:
     assert after is not None
     assert (after.accuracy_classifier, after.pm_l) == (accuracy.accuracy_classifier, accuracy.pm_l)
     assert after.accuracy_prototype is not None
-
-
-def course(site: Site, restart_at: frozenset[int]) -> list[list[Float]]:
-    """Play two rounds with a result after each and a third, restarted after the named steps."""
-    steps: list[Callable[[], list[Float] | None]] = [
-        lambda: contribution(site.learner, 0),
-        lambda: contribution(site.learner, 1),
-        lambda: site.learner.take_base(1, FIRST, *a_base(1)),
-        lambda: contribution(site.learner, 2),
-        lambda: site.learner.take_base(2, SECOND, *a_base(2)),
-        lambda: contribution(site.learner, 3),
-    ]
-    seen = []
-    for number, step in enumerate(steps):
-        if (got := step()) is not None:
-            seen.append(got)
-        if number in restart_at:
-            site.restart()
-    return seen
-
-
-@pytest.mark.parametrize("restart_at", [*(frozenset({step}) for step in range(6)), frozenset(range(6))])
-def test_restart_anywhere_changes_no_bit(tmp_path: Path, restart_at: frozenset[int]) -> None:
-    for name in ("steady", "restarted"):
-        (tmp_path / name).mkdir()
-    steady, restarted = Site(tmp_path / "steady"), Site(tmp_path / "restarted")
-    for first, second in zip(course(steady, frozenset()), course(restarted, restart_at), strict=True):
-        assert equal(first, second)
-    restarted.restart()
-    assert restarted.learner.base_hash == steady.learner.base_hash == SECOND
-    assert equal(contribution(steady.learner, 3), contribution(restarted.learner, 3))
-    assert steady.learner.evaluate() == restarted.learner.evaluate()
-    for each in (steady, restarted):
-        each.learner.save(tmp_path)
-        saved = read_prototypes(tmp_path)
-        assert saved.has_personal.tolist() == [True, True, False]
-        np.testing.assert_allclose(saved.personal[:2], a_base(2)[0][:2], rtol=1e-6)  # float32 between
-        each.journal.close()
 
 
 def test_save_outlasts_a_power_cut(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
