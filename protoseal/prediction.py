@@ -94,7 +94,7 @@ def read_rows(trained: TrainedModel, path: Path) -> TableRows:
         )
     written = format_beside(path) if log.table is None or path.with_suffix(".toml").exists() else log.table
     table = parse_table(path, agreement.table, written, agreement.classes, labelled=False)
-    is_kept = table.kept
+    is_kept = table.has_required_values
     if not is_kept.any():
         raise FileError(f"{path}: every row is left out for a missing value: fill in values")
     inputs = torch.from_numpy(scale_rows(table.features(), log.scale, str(path)))

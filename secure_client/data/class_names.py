@@ -163,6 +163,7 @@ def _match_names(
                     raise DataError(
                         f"{where}: class_names has the key {key!a}, but the class is {aliases[0]!a}"
                     )
+        # A class with several names, as ImageNet's, is ambiguous only if samples of it have to be numbered.
         if len(matching) > 1 and label in present:
             raise DataError(
                 f"{where}: class {label} has the names of several agreed classes: {_quote(matching)}"
@@ -184,6 +185,7 @@ def check_keys(class_names: Mapping[str, str], names: Collection[Names | None], 
     for key in class_names:
         if key in of_data or (None in names and key.isdecimal()):
             continue
+        # Sites share one map, so that a key may belong to another site's classes; a near miss rarely does.
         mistyped = get_close_matches(_fold(key), map(_fold, without_key), n=1)
         if mistyped or not of_data or class_names[key] in of_data:
             lack = (
@@ -197,6 +199,7 @@ def check_keys(class_names: Mapping[str, str], names: Collection[Names | None], 
 
 def _check_folders(folders: Collection[tuple[str, int]], agreed: AgreedLabels, where: str) -> None:
     """Raise :class:`DataError` where every folder names an agreed class, and one has labels of another class."""
+    # Labels without names are taken as agreed numbers: folders that are called by classes can contradict them.
     named = {folder: set(agreed.classes).intersection(PurePath(folder).parts) for folder, _ in folders}
     if not all(named.values()):  # these folders are not the classes
         return
@@ -270,6 +273,7 @@ def _check_distinct(
     """Raise :class:`DataError` for two classes that have one agreed name, unless ``class_names`` gives it to both."""
     first: dict[int, int] = {}
     for label in sorted(present):
+        # Two classes of the data may be one agreed class, but only where the user says so.
         if label not in agreed.numbers or any(alias in class_names for alias in agreed.names[label]):
             continue
         number = agreed.numbers[label]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,13 +70,14 @@ def _parse_names(value: Any, attribute: str, where: str) -> dict[int, tuple[str,
         return {}
     names: dict[int, tuple[str, ...]] = {}
     for label, listed in _pair_with_labels(value, attribute):
-        aliases = [_as_name(alias) for alias in (listed if isinstance(listed, tuple | list) else (listed,))]
-        if not _is_number(label) or not aliases or None in aliases:
+        aliases = listed if isinstance(listed, tuple | list) else (listed,)
+        are_names = bool(aliases) and all(isinstance(alias, str) or _is_number(alias) for alias in aliases)
+        if not _is_number(label) or not are_names:
             raise DataError(
                 f"{where}: {attribute} of its data set is no list of class names; name one for each label, or"
                 " give the attribute another name"
             )
-        names[int(label)] = (*names.get(int(label), ()), *cast("list[str]", aliases))
+        names[int(label)] = (*names.get(int(label), ()), *map(str, aliases))
     return names
 
 
@@ -93,16 +94,13 @@ def _pair_with_labels(value: Any, attribute: str) -> list[tuple[Any, Any]]:
     return [(None, None)]
 
 
-def _as_name(value: Any) -> str | None:
-    return str(value) if isinstance(value, str) or _is_number(value) else None
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _check_same_labels(lists: Mapping[str, Mapping[int, tuple[str, ...]]], where: str) -> None:
     """Raise :class:`DataError` for a class to which two attributes give no common label."""
+    # Neither attribute can be preferred: a wrong one would renumber every label without an error.
     first: dict[str, tuple[str, set[int]]] = {}
     for attribute, names in lists.items():
         labels_by_name: dict[str, set[int]] = {}
@@ -118,13 +116,6 @@ def _check_same_labels(lists: Mapping[str, Mapping[int, tuple[str, ...]]], where
                 )
 
 
-class ListedFiles(NamedTuple):
-    """Folder and label of each sample's file."""
-
-    folders: list[str]
-    labels: Labels
-
-
 def read_labels(source: Any, names: Names, where: str) -> Labels | None:
     """Return the labels that a data set states for all its samples; None if it states none.
 
@@ -137,15 +128,16 @@ def read_labels(source: Any, names: Names, where: str) -> Labels | None:
         labels = _one_for_each_sample(source, read_attribute(source, attribute, where))
         if labels is not None:
             return labels
-    return None if files is None else files.labels
+    return None if files is None else np.array([label for _, label in files], np.int64)
 
 
 def read_class_folders(source: Any, where: str) -> frozenset[tuple[str, int]]:
     """Return the folders of files, below the one that they share, with the label of each; none if one has several."""
     files = _read_files(source, where)
+    # A target_transform changes labels, so that those in the list of files are not those that training reads.
     if files is None or read_attribute(source, "target_transform", where) is not None:
         return frozenset()
-    pairs = set(zip(files.folders, files.labels.tolist(), strict=True))
+    pairs = set(files)
     folders = {folder for folder, _ in pairs}
     if len(folders) < len(pairs):
         return frozenset()
@@ -153,8 +145,8 @@ def read_class_folders(source: Any, where: str) -> frozenset[tuple[str, int]]:
     return frozenset((os.path.relpath(folder, shared or "."), label) for folder, label in pairs)
 
 
-def _read_files(source: Any, where: str) -> ListedFiles | None:
-    """Return the files that a data set lists, a pair (path, label) for each sample, as torchvision's do."""
+def _read_files(source: Any, where: str) -> list[tuple[str, int]] | None:
+    """Return the folder and label of each sample's file, for a data set that lists files as torchvision's do."""
     for attribute in FILE_LISTS:
         files = read_attribute(source, attribute, where)
         if not isinstance(files, list) or not files:
@@ -162,7 +154,8 @@ def _read_files(source: Any, where: str) -> ListedFiles | None:
         if all(isinstance(file, tuple) and len(file) == 2 for file in files):
             labels = _one_for_each_sample(source, [label for _, label in files])
             if labels is not None:
-                return ListedFiles([os.path.dirname(str(path)) for path, _ in files], labels)
+                folders = [os.path.dirname(str(path)) for path, _ in files]
+                return list(zip(folders, labels.tolist(), strict=True))
     return None
 
 
@@ -181,9 +174,9 @@ def _one_for_each_sample(source: Any, values: Any) -> Labels | None:
     return array.astype(np.int64) if array.ndim == 1 and array.dtype.kind in "iu" else None
 
 
-def _check_folders(files: ListedFiles, root: str, names: Names, where: str) -> None:
+def _check_folders(files: list[tuple[str, int]], root: str, names: Names, where: str) -> None:
     all_names = {alias for aliases in names.values() for alias in aliases}
-    for folder, label in sorted(set(zip(files.folders, files.labels.tolist(), strict=True))):
+    for folder, label in sorted(set(files)):
         named = all_names.intersection(PurePath(folder.removeprefix(root)).parts)
         if named and named.isdisjoint(names.get(label, ())):
             raise DataError(

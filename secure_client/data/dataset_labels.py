@@ -71,7 +71,9 @@ class NumberedDataset:
         """Note what the part's data set states of its labels, and whether its names can be trusted."""
         if part.names is None:
             # The folders of a wrapped data set count only if the wrapper seems to keep its labels.
-            if not part.wrapper or self._keeps_first_label(part):
+            first = part.first_label_inside() if part.wrapper else None
+            is_kept = first is not None and first == _return_label(self.dataset, int(part.outer[0]))
+            if not part.wrapper or is_kept:
                 self.folders |= read_class_folders(part.source, self.where)
             return
         labels = read_labels(part.source, part.names, self.where)
@@ -83,10 +85,6 @@ class NumberedDataset:
                 " names would change them, or agreed numbers already; give it `classes` of the labels that it"
                 " returns"
             )
-
-    def _keeps_first_label(self, part: Part) -> bool:
-        inside = part.first_label_inside()
-        return inside is not None and inside == _return_label(self.dataset, int(part.outer[0]))
 
     def number(self, index: int, label: int, where: str) -> int:
         """Return the number of a sample's ``label``; raise :class:`DataError`, opened by ``where``, if it has none."""
@@ -201,6 +199,7 @@ def find_parts(
     ``wrappers`` are the data sets around ``source``, outermost first.
     """
     changing = next((type(outside).__name__ for outside in wrappers if type(outside) not in KEEPS_LABELS), "")
+    # A target_transform may map labels to anything, as to agreed numbers already: names count for none of them.
     if read_attribute(source, "target_transform", where) is not None:
         return [Part(source, outer, inner, None, changing)]
     names = read_names(source, where)
@@ -213,18 +212,15 @@ def find_parts(
     parts = _find_parts_inside(source, datasets, outer, inner, where, path)
     if names is None:
         return parts
-    for part in parts:
-        _check_same_names(source, names, part.names or {}, where)
-    return [Part(source, outer, inner, names, changing)]
-
-
-def _check_same_names(source: Any, names: Names, names_inside: Names, where: str) -> None:
-    for label, aliases in names_inside.items():
+    for label, aliases in (
+        (label, aliases) for part in parts for label, aliases in (part.names or {}).items()
+    ):
         if not set(aliases) & set(names.get(label, aliases)):
             raise DataError(
                 f"{where}: class {label} is {names[label][0]!r} by the names of {type(source).__name__}, and"
                 f" {aliases[0]!r} by those of the data set inside; remove the wrong names"
             )
+    return [Part(source, outer, inner, names, changing)]
 
 
 def _find_parts_inside(

@@ -95,11 +95,15 @@ def read_folder(
                 coloured.append(file.path)
             return fit_image(image, agreed, where=str(file.path), convert_channels=convert_channels)
 
-        samples = _stack_samples(map(read_file, files), files, classes, domains, where=f"{path}: {kind}")
-        log_lost_colours(len(coloured), len(samples), f"{path}: {kind}")
-        return replace(samples, sides=frozenset(sides))
+        where = f"{path}: {kind}"
+        inputs = stack_images(map(read_file, files), [file.path for file in files], where)
+        labels = np.array([classes.index(file.label) for file in files])
+        numbers = np.array([domains.index(file.domain) for file in files])
+        log_lost_colours(len(coloured), len(files), where)
+        return replace(make_samples(inputs, labels, numbers, where=where), sides=frozenset(sides))
 
     subjects = _read_subjects(path, listing.train)  # before the images, which are slow to read
+    # Sites hold thousands of large pictures: each is shrunk before the next one is read.
     test = None if listing.test is None else read(listing.test, "test")
     train = replace(read(listing.train, "train"), subjects=subjects)
     return StoredData(str(path), train, test, classes, domains)
@@ -195,9 +199,8 @@ def _list_files(path: Path) -> _Listing:
             "is a file, not a folder" if path.exists() else f"the folder does not exist{near_name(path)}"
         )
         raise DataError(f"{path}: {problem}")
-    if (
-        path / ANNOTATIONS
-    ).is_file():  # before the other layouts, since Tiny-ImageNet also has train and test
+    # Before the other layouts, since Tiny-ImageNet also has train and test.
+    if (path / ANNOTATIONS).is_file():
         return _list_tiny_imagenet(path)
     folders = _list_folders(path)
     _check_parts(path, folders)
@@ -208,7 +211,12 @@ def _list_files(path: Path) -> _Listing:
             _list_classes(test, path.name) if test in folders else None,
         )
     if any(map(_list_folders, folders)):
-        return _Listing([file for folder in folders for file in _list_domain(folder)])
+        files: list[_File] = []
+        for folder in folders:  # DOMAIN/CLASS/* or DOMAIN/images/CLASS/*
+            inside = folder / IMAGES
+            has_images = inside.is_dir() and bool(_list_folders(inside))
+            files += _list_classes(inside if has_images else folder, folder.name)
+        return _Listing(files)
     if not folders:
         raise DataError(
             f"{path}: has no folder train with a folder of images for each class, nor folders DOMAIN/CLASS"
@@ -259,12 +267,6 @@ def _list_tiny_imagenet(path: Path) -> _Listing:
     return _Listing(train, test)
 
 
-def _list_domain(folder: Path) -> list[_File]:
-    """Return a domain's images: ``CLASS/*`` or ``images/CLASS/*``."""
-    inside = folder / IMAGES
-    return _list_classes(inside if inside.is_dir() and _list_folders(inside) else folder, folder.name)
-
-
 def _list_classes(path: Path, domain: str) -> list[_File]:
     listed = [file for folder in _list_folders(path) for file in _list_class(folder, folder.name, domain)]
     if not listed:
@@ -292,6 +294,7 @@ def _list_class(folder: Path, label: str, domain: str) -> list[_File]:
         raise DataError(f"{folder}: is missing; put the images of class {label!r} there")
     files = _list_entries(folder)
     for file in files:
+        # No file is passed over: an image under another suffix would be missing without a word.
         if file.suffix.lower() in SUFFIXES:
             continue
         if file.is_dir():
@@ -302,17 +305,3 @@ def _list_class(folder: Path, label: str, domain: str) -> list[_File]:
             f"{folder}: holds no images; add images, or remove the folder if the site lacks this class"
         )
     return [_File(file, _compose_name(label), _compose_name(domain)) for file in files]
-
-
-def _stack_samples(
-    images: Iterable[Inputs],
-    files: Sequence[_File],
-    classes: tuple[str, ...],
-    domains: tuple[str, ...],
-    *,
-    where: str,
-) -> Samples:
-    inputs = stack_images(images, [file.path for file in files], where)
-    labels = np.array([classes.index(file.label) for file in files])
-    numbers = np.array([domains.index(file.domain) for file in files])
-    return make_samples(inputs, labels, numbers, where=where)

@@ -88,7 +88,7 @@ def read_image(path: Path) -> Inputs:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             kind = _identify(file)
             if kind is None:
-                raise _Refused(_describe_unread(file))
+                raise _Refused(_name_other_kind(file))
             return _READERS[kind](file)
     except _Refused as refusal:
         raise DataError(f"{path}: {refusal}") from refusal
@@ -96,17 +96,13 @@ def read_image(path: Path) -> Inputs:
         raise DataError(
             f"{path}: has more than {Image.MAX_IMAGE_PIXELS} pixels; shrink or cut the image"
         ) from error
-    except OSError as error:
-        if error.errno is not None:
+    except (OSError, ValueError, SyntaxError, LookupError, TypeError, struct.error, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-        raise DataError(f"{path}: {_describe_undecoded(kind, error)}") from error
-    except (ValueError, SyntaxError, LookupError, TypeError, struct.error, zlib.error) as error:
-        raise DataError(f"{path}: {_describe_undecoded(kind, error)}") from error
-
-
-def _describe_undecoded(kind: str | None, error: Exception) -> str:
-    reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
-    return f"is damaged, or a {kind} that Pillow does not decode{reason}; restore the file or store it as PNG"
+        reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
+        raise DataError(
+            f"{path}: is damaged, or a {kind} that Pillow does not decode{reason}; restore the file or store it as PNG"
+        ) from error
 
 
 def describe_unread(path: Path) -> str:
@@ -115,7 +111,7 @@ def describe_unread(path: Path) -> str:
         with path.open("rb") as file:
             kind = _identify(file)
             if kind is None:
-                return _describe_unread(file)
+                return _name_other_kind(file)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return f"holds a {kind} image, but its name does not end like one; rename or remove the file"
@@ -131,7 +127,7 @@ def _identify(file: BinaryIO) -> str | None:
     return None
 
 
-def _describe_unread(file: BinaryIO) -> str:
+def _name_other_kind(file: BinaryIO) -> str:
     file.seek(0)
     head = file.read(352)
     if not head:
@@ -152,12 +148,14 @@ def _read_png(file: BinaryIO) -> Inputs:
         raise _Refused("is a PNG as iOS apps have it, with other colours; store it as an ordinary PNG")
     if b"acTL" in chunks and int.from_bytes(chunks[b"acTL"][:4]) > 1:
         raise _Refused("is an animated PNG; store each frame that is a record as a file")
+    # A camera of 12 bits may store them shifted to 16 or not: sBIT does not tell, and one reading is 16 times darker.
     significant = chunks.get(b"sBIT")
     if significant and min(significant) < (8 if palette else depth):
         raise _Refused(
             f"says that {min(significant)} of its {depth} bits are significant (sBIT), and not how they are scaled;"
             " scale the values to the full range and leave sBIT out"
         )
+    # A colour key: pixels that happen to have the colour would count as holes.
     if b"tRNS" in chunks and not palette:
         raise _Refused("says that one of its colours is transparent; store the image without transparency")
     image = _open(file, "PNG")
@@ -186,6 +184,7 @@ def _read_png_chunks(file: BinaryIO) -> dict[bytes, bytes]:
 
 def _read_jpeg(file: BinaryIO) -> Inputs:
     image = _open(file, "JPEG")
+    # CMYK and YCCK: Adobe's files store them inverted, others do not, and no profile is applied here.
     if image.mode not in ("L", "RGB"):
         raise _Refused(f"is a {image.mode} JPEG, whose colours depend on inks; store it as RGB")
     # The first entry is the picture itself. Pillow hides the gain map of a phone's HDR photo.
@@ -284,6 +283,7 @@ def _read_tiff(file: BinaryIO) -> Inputs:
     formats = sorted(set(tags.get(_Tag.SAMPLE_FORMAT, (_UNSIGNED,))))
     sample_format = formats[0] if len(formats) == 1 else None
     form = (photometric, sample_format, bits, tuple(tags.get(_Tag.EXTRA_SAMPLES, ())))
+    # A list of forms that are read, not of those that are refused: TIFF has more forms than anyone lists.
     if form not in TIFF_FORMS or len(bits) != samples:
         raise _Refused(_describe_tiff(*form))
     is_float = sample_format == _FLOAT
@@ -304,10 +304,10 @@ def _check_numbers(tags: TiffImagePlugin.ImageFileDirectory_v2, floats: bool, bi
     """Raise for numbers that mean others than they are, or that Pillow reads otherwise."""
     big_endian = tags.prefix == b"MM"
     photometric = tags[_Tag.PHOTOMETRIC_INTERPRETATION]
-    if (
-        floats and big_endian and tags.get(_Tag.COMPRESSION, 1) != _UNCOMPRESSED
-    ):  # Pillow swaps these bytes twice
+    # Pillow swaps these bytes twice.
+    if floats and big_endian and tags.get(_Tag.COMPRESSION, 1) != _UNCOMPRESSED:
         raise _Refused("is a compressed TIFF of big-endian floats; store it without compression")
+    # A scanner of 12 bits in 16 states 4095: read as 65535, white would be a dark grey.
     stores_values = not floats and photometric != _PALETTE and bits[0] in (8, 16)
     limits = (_Tag.MAX_SAMPLE_VALUE, _Tag.S_MAX_SAMPLE_VALUE)
     largest = max((float(value) for tag in limits for value in tags.get(tag, ())), default=0.0)
@@ -316,6 +316,7 @@ def _check_numbers(tags: TiffImagePlugin.ImageFileDirectory_v2, floats: bool, bi
             f"says that its values of {bits[0]} bits end at {largest:g} (MaxSampleValue); scale them to the full"
             " range, and leave the tag out"
         )
+    # ImageJ stores signed 16 bits as unsigned ones plus 32768, and notes that only in its description.
     if bits == (16,) and float(_read_imagej(tags).get("c0", 0)) != 0:
         raise _Refused("holds signed numbers as ImageJ shifts them (c0); store them as floats in [0, 1]")
     # Pillow keeps the upper 8 of a palette's 16 bits: a lower half that equals the upper one, or 0, loses nothing.
@@ -375,6 +376,7 @@ def _check_strips(tags: TiffImagePlugin.ImageFileDirectory_v2, pixel_bits: int) 
     else:
         offsets, sizes = tags.get(_Tag.STRIP_OFFSETS, ()), tags.get(_Tag.STRIP_BYTE_COUNTS, ())
         part_width, part_rows = width, min(int(tags.get(_Tag.ROWS_PER_STRIP, height)), height)
+    # Pillow reads from the offset that it finds, 0 for a sparse file's hole, and the header would become pixels.
     columns, parts_down = -(-width // part_width), -(-height // part_rows)
     in_planes = tags.get(_Tag.PLANAR_CONFIGURATION, 1) == _SEPARATE_PLANES
     planes = int(tags.get(_Tag.SAMPLES_PER_PIXEL, 1)) if in_planes else 1

@@ -28,7 +28,8 @@ class InputRanges:
 
     def __init__(self, agreed: InputSection | None, where: str) -> None:
         """``where`` names the inputs in errors. Values are shown on the scale of 0 to 1 that ``agreed`` begins from."""
-        self._agreed, self.where = agreed if isinstance(agreed, PreprocessingSection) else None, where
+        self._agreed = agreed if isinstance(agreed, PreprocessingSection) else None
+        self.where = where
         self._names = [repr(name) for name in agreed.features] if isinstance(agreed, TableSection) else []
         self._number = 0
         self._low = self._high = self._total = torch.empty(0)
@@ -41,9 +42,11 @@ class InputRanges:
         self._images = inputs.ndim > 2
         flat = inputs.flatten(2) if self._images else inputs.unsqueeze(-1)
         low, high, mean = (
-            self._on_scale(values.float().cpu())
-            for values in (flat.amin(2), flat.amax(2), flat.float().mean(2))
+            values.float().cpu() for values in (flat.amin(2), flat.amax(2), flat.float().mean(2))
         )
+        if self._images and self._agreed is not None:  # undo the agreed normalisation
+            std, offset = torch.tensor(self._agreed.std), torch.tensor(self._agreed.mean)
+            low, high, mean = low * std + offset, high * std + offset, mean * std + offset
         if self._images:
             # A scan of 12 bits stored in 16, or divided by 255 twice, is dark; an empty mask in its place is constant.
             self._count(_CONSTANT, (low == high).all(1))
@@ -84,22 +87,19 @@ class InputRanges:
     @property
     def channels(self) -> list[dict[str, float]]:
         """Least, largest and mean value of each channel; of all features together."""
-        rows = [self._low, self._high, self._total / self._number]
+        low, high, mean = self._low, self._high, self._total / self._number
         if not self._images:
-            rows = [
-                rows[0].amin(0, keepdim=True),
-                rows[1].amax(0, keepdim=True),
-                rows[2].mean(0, keepdim=True),
-            ]
-        elif (
-            self._agreed is not None
-        ):  # undoing the agreed scaling rounds, so that a stored 0 would be shown as 1e-08
+            low, high, mean = (
+                low.amin(0, keepdim=True),
+                high.amax(0, keepdim=True),
+                mean.mean(0, keepdim=True),
+            )
+        rows = [low, high, mean]
+        if self._images and self._agreed is not None:
+            # Undoing the agreed scaling rounds: a stored 0 would be shown as 1e-08.
             rows = [row.double().round(decimals=6) for row in rows]
-        names = ("least", "largest", "mean")
-        return [
-            dict(zip(names, values, strict=True))
-            for values in zip(*(row.tolist() for row in rows), strict=True)
-        ]
+        values = zip(*(row.tolist() for row in rows), strict=True)
+        return [dict(zip(("least", "largest", "mean"), channel, strict=True)) for channel in values]
 
     @property
     def warnings(self) -> list[str]:
@@ -143,12 +143,6 @@ class InputRanges:
 
     def _are_all(self, what: str) -> bool:
         return self._rows.get(what, (0, 0))[0] == self._number > 0
-
-    def _on_scale(self, values: Tensor) -> Tensor:
-        """Undo the agreed normalisation of values (B, C)."""
-        if self._agreed is None or not self._images:
-            return values
-        return values * torch.tensor(self._agreed.std) + torch.tensor(self._agreed.mean)
 
     def _count(self, what: str, rows: Tensor) -> None:
         """Count the rows (B,) that are true, and note the first."""

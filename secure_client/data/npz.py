@@ -108,6 +108,7 @@ def _select_arrays(loaded: Any, path: Path) -> Arrays:
         lacking = [key for key in KEYS if key not in archive.files]
         for name in archive.files:
             near = get_close_matches(name.lower(), lacking, n=1, cutoff=0.85)
+            # A misspelt class_names would leave labels unnamed, and unnamed labels are taken as agreed numbers.
             meant = "class_names" if name.lower() in NAME_LISTS else "".join(near)
             if name not in KEYS and meant in lacking:
                 raise DataError(f"{path}: {name} is not read; call this array {meant}, or remove the array")

@@ -95,6 +95,7 @@ def to_tensor(
             f"{where}: holds rows of {inputs.shape[1]} features, and images are agreed; "
             + (f"give x.reshape(-1, {side}, {side}, {channels})" if flat else "give images (N, H, W, C)")
         )
+    # Before resizing, whose averages could bring values outside [0, 1] back inside.
     _check_range(inputs, where)
     images = fit_images(inputs, agreed, where=where, convert_channels=convert_channels)
     fitted = torch.from_numpy(scale_to_floats(images)).permute(0, 3, 1, 2)
@@ -283,13 +284,13 @@ def _fit_chunk(images: Inputs, agreed: PreprocessingSection) -> Inputs:
     if agreed.channels < planes.shape[1]:
         planes = (planes * torch.tensor(LUMA)[:, None, None]).sum(dim=1, keepdim=True)
     size = (agreed.image_size, agreed.image_size)
+    # Antialiasing averages all pixels under a target pixel. Without it a shrunk scan would keep every n-th one only.
     if planes.shape[2:] != size:
         planes = torch.nn.functional.interpolate(
             planes, size, mode="bilinear", align_corners=False, antialias=True
         )
-    planes = planes.expand(-1, agreed.channels, -1, -1).permute(
-        0, 2, 3, 1
-    )  # grey is repeated for each channel
+    # Grey is repeated for each channel.
+    planes = planes.expand(-1, agreed.channels, -1, -1).permute(0, 2, 3, 1)
     if images.dtype == np.uint8:
         return planes.round().clamp(0, 255).to(torch.uint8).contiguous().numpy()
     # Interpolation can exceed the range by rounding. Each image is clamped to its own range, so that it depends on no

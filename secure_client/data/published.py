@@ -29,15 +29,7 @@ FULL_INK = 16.0
 """The darkest value of a scan."""
 
 
-def _keep_scan(images: Images, _: np.random.Generator) -> Images:
-    return images
-
-
-def _invert(images: Images, _: np.random.Generator) -> Images:
-    return 1.0 - images
-
-
-def _blur(images: Images, _: np.random.Generator) -> Images:
+def _blur(images: Images) -> Images:
     """Filter with [1, 2, 1]/4 along both axes, edges repeated."""
     for axis in (1, 2):
         padding = [(1, 1) if other == axis else (0, 0) for other in range(3)]
@@ -47,21 +39,15 @@ def _blur(images: Images, _: np.random.Generator) -> Images:
     return images
 
 
-def _add_noise_at_low_contrast(images: Images, rng: np.random.Generator) -> Images:
-    return 0.3 + 0.4 * images + rng.normal(scale=0.08, size=images.shape)
-
-
-def _add_gradient(images: Images, _: np.random.Generator) -> Images:
-    """Brighter towards the right, as under light from one side."""
-    return 0.5 * images + 0.5 * np.linspace(0.0, 1.0, images.shape[2])
-
-
 APPEARANCES: dict[str, Callable[[Images, np.random.Generator], Images]] = {
-    "as scanned": _keep_scan,
-    "inverted": _invert,
-    "blurred": _blur,
-    "noisy at low contrast": _add_noise_at_low_contrast,
-    "with a gradient": _add_gradient,
+    "as scanned": lambda images, _: images,
+    "inverted": lambda images, _: 1.0 - images,
+    "blurred": lambda images, _: _blur(images),
+    "noisy at low contrast": lambda images, rng: (
+        0.3 + 0.4 * images + rng.normal(scale=0.08, size=images.shape)
+    ),
+    # brighter towards the right, as under light from one side
+    "with a gradient": lambda images, _: 0.5 * images + 0.5 * np.linspace(0.0, 1.0, images.shape[2]),
 }
 
 
@@ -86,6 +72,7 @@ def make_digit_domains(seed: int) -> TrainTest:
 
 def _deal_out(labels: Labels, piles: int, rng: np.random.Generator) -> Labels:
     """Return the pile of each sample, (N,): each class is shuffled and distributed evenly."""
+    # Class by class, so that domains differ in appearance alone and not in their shares of the classes.
     dealt = np.empty_like(labels)
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
@@ -127,21 +114,6 @@ class PublishedSet:
     read_classes: Callable[[Path], tuple[str, ...] | None]
     refuse: Callable[[Path], str | None] = lambda _: None
 
-    def check(self, name: str, root: Path) -> None:
-        """Raise :class:`DataError` for a missing file, and for one that must not be read instead."""
-        refusal = self.refuse(root)
-        if refusal is not None:
-            raise DataError(f"{name}: {refusal}")
-        for file in self.files:
-            path = root / self.folder / file
-            if path.is_file():
-                continue
-            packed = path.with_name(path.name + ".gz")
-            remedy = "copy the file there or correct --data-root"
-            if packed.is_file():
-                remedy = f"run: gunzip -k {packed}"
-            raise DataError(f"{name}: {path} is missing; {remedy}")
-
 
 def read_published(
     name: str, data_root: Path | None, agreed: PreprocessingSection | None = None
@@ -154,7 +126,15 @@ def read_published(
     if data_root is None:
         raise DataError(f"{name}: needs a folder with its files; set --data-root or data_root")
     published = PUBLISHED[name]
-    published.check(name, data_root)
+    refusal = published.refuse(data_root)
+    if refusal is not None:
+        raise DataError(f"{name}: {refusal}")
+    for path in (data_root / published.folder / file for file in published.files):
+        if not path.is_file():
+            packed = path.with_name(path.name + ".gz")
+            remedy = "copy the file there or correct --data-root"
+            remedy = f"run: gunzip -k {packed}" if packed.is_file() else remedy
+            raise DataError(f"{name}: {path} is missing; {remedy}")
     parts: list[Samples] = []
     for is_training in (True, False):
         where = f"{name} ({'training' if is_training else 'test'} part in {data_root})"
@@ -186,9 +166,8 @@ def _mnist_like(folder: str, classes: tuple[str, ...]) -> PublishedSet:
 
     def refuse(root: Path) -> str | None:
         for path in (root / folder / "processed" / file for file in ("training.pt", "test.pt")):
-            if (
-                path.exists()
-            ):  # torchvision would prefer this file to the IDX files, and read it by torch.load
+            # Torchvision would prefer this file to the IDX files, and read it by torch.load.
+            if path.exists():
                 return f"{path} is never read; remove the file, {folder}/raw is enough"
         return None
 
@@ -223,7 +202,7 @@ def _read_flowers(root: Path, is_training: bool, agreed: PreprocessingSection | 
         )
         for split in (("train", "val") if is_training else ("test",))
     ]
-    labels: list[int] = []
+    labels: list[int] = []  # filled as the images are read, so that each picture is decoded once
 
     def read_images() -> Iterator[Inputs]:
         for part in parts:

@@ -110,6 +110,7 @@ def make_samples(
         given, inputs = inputs, np.asarray(inputs)
     except (TypeError, ValueError) as error:
         raise DataError(f"{where}: inputs are no array ({error}); give samples of one shape") from error
+    # NumPy drops the mask and keeps what was stored below it, often a filler such as 1e20.
     if np.ma.is_masked(given):
         raise DataError(f"{where}: inputs have masked values; fill them in, or leave their samples out")
     labels = _check_whole_numbers(labels, "labels", where)
@@ -124,9 +125,8 @@ def make_samples(
     if 0 in inputs.shape:
         raise DataError(f"{where}: holds no samples (shape {inputs.shape})")
     images = inputs[..., np.newaxis] if inputs.ndim == 3 else inputs
-    writable = np.require(
-        convert_inputs(images, where), requirements="W"
-    )  # torch shares memory only if it is writable
+    # Torch shares memory only if it is writable.
+    writable = np.require(convert_inputs(images, where), requirements="W")
     owners = None if subjects is None else check_subjects(subjects, len(labels), where)
     sides = frozenset({(images.shape[1], images.shape[2])} if images.ndim == 4 else ())
     return Samples(writable, labels, domains, owners, sides)
@@ -153,6 +153,7 @@ def check_subjects(subjects: Any, samples: int, where: str) -> Subjects:
             f"{where}: subjects have shape {array.shape} and dtype {array.dtype}; give {samples} texts or whole"
             " numbers, one for each training sample"
         )
+    # Identifiers that one source reads as numbers and another as text are the same people.
     return array.astype(np.str_)
 
 

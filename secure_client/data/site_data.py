@@ -96,7 +96,9 @@ def load_site_data(
         class_names=class_names,
         allow_unused_names=allow_unused_names,
     )
+    # A trained model predicts by the scale of its training rows, never by that of the new ones.
     agreed = scale or fit_inputs(agreement.inputs, data.train.inputs, where=spec)
+    # Images have the agreed size and channels since load_sources: to_dataset only normalises them.
     return SiteData(
         to_dataset(data.train, agreed, where=f"{spec}: train"),
         None if data.test is None else to_dataset(data.test, agreed, where=f"{spec}: test"),
@@ -140,6 +142,7 @@ def _load_own(
         train,
         test,
         subjects=number_subjects(subjects),
+        # Arrays are in memory: no folder that is lost later can take them away.
         root=None if isinstance(user_data.train, Samples) else data_root,
         where=spec,
         label_notes=log_labels([(spec, labels)]),

@@ -118,16 +118,19 @@ def join_sources(
     matched = [_match_classes(source, classes, class_names) for source in sources]
     adapted = [_fit_source(source, agreed, convert_channels=convert_channels) for source, _ in matched]
     _check_alike(adapted)
-    firsts = np.cumsum([0, *(len(source.domains) for source in adapted)]).tolist()
-    train = [_shift_domains(source.train, first) for source, first in zip(adapted, firsts, strict=False)]
-    test = [
-        _shift_domains(source.test, first)
-        for source, first in zip(adapted, firsts, strict=False)
-        if source.test is not None
-    ]
-    domains = tuple(domain for source in adapted for domain in source.domains)
+    domains: list[str] = []
+    train: list[Samples] = []
+    test: list[Samples] = []
+    for source in adapted:
+        # A source numbers its domains from 0: those of the sources before come first.
+        train.append(replace(source.train, domains=source.train.domains + len(domains)))
+        if source.test is not None:
+            test.append(replace(source.test, domains=source.test.domains + len(domains)))
+        domains += source.domains
     notes = log_labels((source.where, labels) for source, labels in matched)
-    return TrainTest(join_samples(train), join_samples(test) if test else None, classes, domains, notes)
+    return TrainTest(
+        join_samples(train), join_samples(test) if test else None, classes, tuple(domains), notes
+    )
 
 
 def check_class_names(sources: Sequence[StoredData], class_names: Mapping[str, str]) -> None:
@@ -187,6 +190,7 @@ def hash_training_records(
 
 
 def _hash_inputs(inputs: Inputs) -> bytes:
+    # Shape and type are hashed too: the same bytes in another shape are another record.
     named = f"{inputs.shape} {inputs.dtype.str} ".encode()
     return hashlib.sha256(named + np.ascontiguousarray(inputs).tobytes()).digest()
 
@@ -216,6 +220,7 @@ def list_classes(sources: Sequence[StoredData], class_names: Mapping[str, str] =
     ]
     if renamed or class_names:
         return tuple(dict.fromkeys(renamed or class_names.values()))
+    # An identifier in place of the label, such as 40117, would make as many classes as its number says.
     highest, where = max(
         (int(part.labels.max()), source.where) for source in sources for part in source.parts
     )
@@ -262,6 +267,8 @@ def _read_table(
     table, path = _require_table(spec, agreed), find_table(spec, data_root)
     if classes is None:
         raise DataError(f"{spec}: the labels of a table name the agreed classes: set classes")
+    # At a site the format is in the site's file, in a simulation beside the table. A site that copied both from a
+    # simulation and states nothing in its file would read the table by defaults.
     if written == TableFormat() and _states_format(path):
         raise DataError(
             f"{path.with_suffix('.toml')}: is not read where a site has a file of its own: copy its [table] there"
@@ -330,7 +337,7 @@ def _read_one(
             return read_npz(_resolve_path(rest, data_root))
         case "folder":
             return read_folder(_resolve_path(rest, data_root), images, convert_channels=convert_channels)
-        case "sites":
+        case "sites":  # a simulation takes this form apart itself
             raise DataError(
                 f"{spec}: holds several sites' data; to read one site use npz:{Path(rest) / 'NAME.npz'}"
             )
@@ -369,6 +376,7 @@ def _match_classes(
 
 def _fit_source(source: StoredData, agreed: InputSection | None, *, convert_channels: bool) -> StoredData:
     """Return the source with images of the agreed size and channels."""
+    # Fitted source by source: joined first, images of different sizes would not make one array.
     if not isinstance(agreed, PreprocessingSection):
         return source
 
@@ -389,21 +397,19 @@ def _change_parts(source: StoredData, change: Callable[[Samples, str], Samples])
     return replace(source, train=train, test=test)
 
 
-def _shift_domains(samples: Samples, first_domain: int) -> Samples:
-    return replace(samples, domains=samples.domains + first_domain)
-
-
 def _check_alike(sources: Sequence[StoredData]) -> None:
     """Raise :class:`DataError` unless samples have one shape, and all sources or none a test part, and subjects.
 
     A subject's samples are either for training or for tests, over all sources.
     """
+    # A test part of some sources would tell the accuracy on their domains as that on all.
     if len({source.test is None for source in sources}) > 1:
         without = next(source.where for source in sources if source.test is None)
         raise DataError(
             f"{without}: has no test part, but other sources have one; join data sets that all have a test part, or "
             "none"
         )
+    # The unit of privacy is one for all sources: without a subject a record could only be a unit by itself.
     if len({source.train.subjects is None for source in sources}) > 1:
         without = next(source.where for source in sources if source.train.subjects is None)
         raise DataError(

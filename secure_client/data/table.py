@@ -53,15 +53,15 @@ class Table:
     subjects: Subjects | None
 
     @property
-    def kept(self) -> Bools:
+    def has_required_values(self) -> Bools:
         """True for each row (N,) that is not left out for a missing value."""
         leaving = np.array([column.missing == "leave out" for column in self.agreed.columns])
         return np.asarray(~np.isnan(self.values[:, leaving]).any(axis=1))
 
     def features(self) -> Floats:
-        """Return the features before scaling, (kept rows, F)."""
-        kept = self.values[self.kept]
-        parts = [_encode_features(column, kept[:, i]) for i, column in enumerate(self.agreed.columns)]
+        """Return the features before scaling, (N, F), of the rows that are not left out."""
+        values = self.values[self.has_required_values]
+        parts = [_encode_features(column, values[:, i]) for i, column in enumerate(self.agreed.columns)]
         return np.concatenate(parts, axis=1)
 
 
@@ -116,6 +116,7 @@ def hash_rows(path: Path, agreed: TableSection, written: TableFormat) -> Iterato
     """Yield the SHA-256 of each row as it is written, without its label; also of rows that are left out."""
     needed = [*(column.name for column in agreed.columns), written.label]
     text = read_text_table(path, written, needed)
+    # Without the label, so that a record whose label was corrected counts as the same one.
     label = text.positions[written.label]
     for _, values in text.rows:
         yield hashlib.sha256("\x1f".join([*values[:label], *values[label + 1 :]]).encode()).digest()
@@ -159,6 +160,7 @@ def _read_column(column: TableColumn, text: TableText, written: TableFormat) -> 
         else _make_category_reader(column, codes, written)
     )
     place = text.positions[column.name]
+    # A column has few different texts, each of which is parsed once.
     read_before: dict[str, float | str] = {}
     values = np.empty(len(text.rows))
     for row, (line, texts) in enumerate(text.rows):
@@ -313,12 +315,13 @@ def _encode_features(column: TableColumn, values: Floats) -> Floats:
     """Return a column's features, (N, …): its number, or its dummies; then the mark of missing values."""
     missing = np.isnan(values)
     if column.imputed is not None:
+        # The agreed value stands in, and the mark tells the model that it does.
         stands = column.imputed
         number = (column.categories or ()).index(str(stands)) if isinstance(stands, str) else stands
         values = np.where(missing, number, values)
     if column.categories is None:
         features = values[:, np.newaxis]
-    else:
+    else:  # with drop_first the first category is the row of zeros
         features = (
             values[:, np.newaxis] == np.arange(int(column.drop_first), len(column.categories))
         ).astype(float)
@@ -326,12 +329,12 @@ def _encode_features(column: TableColumn, values: Floats) -> Floats:
 
 
 def _make_samples(table: Table, classes: Sequence[str]) -> Samples:
-    kept = table.kept
-    if not kept.any():
+    is_read = table.has_required_values
+    if not is_read.any():
         raise DataError(f"{table.where}: every row has a missing value for which it is left out")
     numbers = {name: number for number, name in enumerate(classes)}
-    labels: Labels = np.array([numbers[name] for name in table.labels or ()], dtype=np.int64)[kept]
-    subjects = None if table.subjects is None else table.subjects[kept]
+    labels: Labels = np.array([numbers[name] for name in table.labels or ()], dtype=np.int64)[is_read]
+    subjects = None if table.subjects is None else table.subjects[is_read]
     return Samples(table.features(), labels, np.zeros_like(labels), subjects)
 
 
@@ -352,6 +355,7 @@ def _check_not_training_rows(train: Table, test: Table) -> None:
     Limit: where most rows are equal to others, as in a table of few categories, only a copy of the whole file is told
     from a test file.
     """
+    # Rows that occur once in training are evidence; in a table of few categories equal rows occur by chance.
     training, tests = Counter(_row_contents(train)), list(_row_contents(test))
     once = sum(training[row] == 1 for row in tests)
     if all(row in training for row in tests) and (2 * once > len(tests) or Counter(tests) == training):
@@ -384,7 +388,7 @@ def _describe_column(column: TableColumn, values: Floats) -> Iterator[str]:
 
 def describe_table(table: Table) -> str:
     """Return the rows, and each column's range, mean or categories, and missing values."""
-    left_out = len(table.lines) - int(table.kept.sum())
+    left_out = len(table.lines) - int(table.has_required_values.sum())
     rows = f"{len(table.lines)} rows" + (f", {left_out} of them left out" if left_out else "")
     rows += f", {len(table.agreed.features)} features"
     columns = zip(table.agreed.columns, table.values.T, strict=True)

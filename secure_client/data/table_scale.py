@@ -32,13 +32,9 @@ def fit_scale(agreed: TableSection, train: Inputs, *, where: str) -> TableScale:
     features, and for a column without any value.
     """
     _check_shape(train, len(agreed.features), where)
-    means, deviations, start = [], [], 0
-    for column in agreed.columns:
-        values = np.asarray(train[:, start : start + column.values], dtype=np.float64)
-        start += column.values
-        if column.imputed is not None:
-            values = values[train[:, start] == 0]
-            start += 1
+    means: list[float] = []
+    deviations: list[float] = []
+    for column, values in _split_columns(train, agreed):
         if column.scale == SITE_SCALE:
             if not len(values):
                 raise DataError(
@@ -53,10 +49,23 @@ def fit_scale(agreed: TableSection, train: Inputs, *, where: str) -> TableScale:
         else:
             means += [0.0] * column.values
             deviations += [1.0] * column.values
-        if column.imputed is not None:
+        if column.imputed is not None:  # the mark of missing values stays 0 or 1
             means.append(0.0)
             deviations.append(1.0)
     return TableScale(mean=tuple(means), deviation=tuple(deviations))
+
+
+def _split_columns(rows: Inputs, agreed: TableSection) -> Iterator[tuple[TableColumn, NDArray[np.float64]]]:
+    """Yield each column with its values, (…, V), of the rows (N, F) in which it is not imputed."""
+    start = 0
+    for column in agreed.columns:
+        values = np.asarray(rows[:, start : start + column.values], dtype=np.float64)
+        start += column.values
+        if column.imputed is not None:
+            # Imputed values are the agreed ones at every site: a column of many would seem to have the agreed mean.
+            values = values[rows[:, start] == 0]
+            start += 1
+        yield column, values
 
 
 def scale_rows(inputs: Inputs, scale: TableScale, where: str) -> NDArray[np.float32]:
@@ -111,13 +120,7 @@ def warn_of_units(inputs: Inputs, agreed: TableSection) -> list[str]:
 def _find_far_columns(
     inputs: Inputs, agreed: TableSection, *, fewest: int
 ) -> Iterator[tuple[TableColumn, str]]:
-    start = 0
-    for column in agreed.columns:
-        values = inputs[:, start]
-        start += column.values
-        if column.imputed is not None:
-            values = values[inputs[:, start] == 0]
-            start += 1
+    for column, values in _split_columns(inputs, agreed):
         if not isinstance(column.scale, tuple) or len(values) < fewest:
             continue
         (mean, deviation), own_mean = column.scale, values.mean()

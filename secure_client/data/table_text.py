@@ -76,6 +76,7 @@ def read_text_table(
     if written.header is None:
         rows = rows[1:]
     lengths = {len(values) for _, values in rows}
+    # R's write.table names no column of row names, so that each value would stand under its neighbour's name.
     if len(rows) > 1 and lengths == {len(header) + 1}:
         raise DataError(
             f"{where}: has {len(header)} columns, but {len(header) + 1} values in all rows, separated by {separator!r}:"
@@ -114,6 +115,7 @@ def _decode(path: Path, written: TableFormat) -> str:
     for start, kind in _OTHER_KINDS.items():
         if content.startswith(start) and (start != b"PAR1" or content.endswith(start)):
             raise DataError(f"{path}: is {kind}, not a table of text: {_AS_CSV}")
+    # UTF-16 without a byte order mark has a zero byte in every Latin letter.
     wide = content.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in content[:4096]
     if wide and written.encoding != "utf-16":
         raise DataError(
@@ -190,6 +192,7 @@ def _find_separator(
         fitting = [s for s, first in firsts.items() if wanted <= set(_rename_columns(first, written))]
     else:
         fitting = [s for s, first in firsts.items() if len(first) == len(written.header)]
+    # With a decimal comma both `;` and `,` can make columns: a guess would cut numbers in two.
     if len(fitting) > 1 and len({tuple(firsts[separator]) for separator in fitting}) > 1:
         raise DataError(
             f"{where}: its values could be separated by {' or '.join(map(repr, fitting))}: set separator in [table]"

@@ -97,6 +97,7 @@ def call_user_function(spec: str, data_root: Path | None) -> UserData:
         function = load_function(spec, "dataset")
     except PluginError as error:
         form, _, name = spec.partition(":")
+        # `nzp:data.npz` has the form of module:function: where it fails, a mistyped form of file is likelier.
         no_module = isinstance(error.__cause__, ModuleNotFoundError)
         if not name.isidentifier() or (no_module and get_close_matches(form.lower(), FILE_FORMS)):
             raise DataError(
@@ -111,6 +112,7 @@ def call_user_function(spec: str, data_root: Path | None) -> UserData:
     parts = [_adopt(train, f"{spec}: train"), *([] if test is None else [_adopt(test, f"{spec}: test")])]
     datasets = [part for part in parts if isinstance(part, NumberedDataset)]
     names = number_classes(datasets, spec)
+    # A doubt about names matters only if they change a number: then some labels might be agreed numbers already.
     user_data = UserData(spec, parts[0], parts[1] if len(parts) > 1 else None, names)
     if user_data.doubt and any(dataset.is_renumbered for dataset in datasets):
         raise DataError(f"{spec}: {user_data.doubt}")

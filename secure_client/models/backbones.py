@@ -111,6 +111,7 @@ def scatternet(shape: Shape) -> nn.Module:
     paths = PATHS * shape.channels
     return nn.Sequential(
         Scattering(shape.image_size),
+        # Of each image by itself: statistics of a batch would let one record change another's gradient.
         nn.GroupNorm(paths // 3, paths, affine=False),
         nn.Flatten(),
         nn.Linear(paths * (shape.image_size // FACTOR) ** 2, shape.dim),

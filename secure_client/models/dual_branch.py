@@ -67,6 +67,7 @@ def add_branches(
     The same seed gives sites with different backbones the same branches. See :class:`DualBranch` for the other
     arguments.
     """
+    # Not the seed itself, from which the backbone's weights are drawn: the branches would repeat its numbers.
     digest = hashlib.sha256(f"branches\0{seed}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(digest[:8], "big") % 2**63)

@@ -56,6 +56,7 @@ def resnet(block: type[nn.Module], layers: tuple[int, int, int, int], shape: Sha
     another d a linear layer and a ReLU follow.
     """
     network = ResNet(block, list(layers), norm_layer=_norm_layer(shape.norm))
+    # The published stem shrinks by 4 and the stages by 8: of a 32×32 image a single place would be left.
     if shape.is_small:
         network.conv1 = nn.Conv2d(shape.channels, 64, kernel_size=3, padding=1, bias=False)
         network.maxpool = nn.Identity()
@@ -139,6 +140,7 @@ def _to_dim(width: int, dim: int) -> nn.Module:
 
 
 def _out_of_place(network: Any) -> nn.Module:
+    # Hooks for per-sample gradients need each activation as the layer got it.
     for module in network.modules():
         if hasattr(module, "inplace"):
             module.inplace = False

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import safetensors.torch
 import torch
@@ -16,9 +15,6 @@ from torch import Tensor
 
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel
-
-if TYPE_CHECKING:
-    from secure_client.models.photo_networks import PublishedLayout
 
 _log = logging.getLogger("protoseal.site")
 _BACKBONE, _CLASSIFIER = "backbone.", "classifier."
@@ -28,34 +24,21 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class LoadReport:
-    """Number of a model's tensors taken from a file, and names of the others, which follow from the seed.
-
-    ``other_shape`` names tensors that the file has in another shape; ``absent`` names tensors that are not read: the
-    classifier, and the layer to d features if the file has none.
-    """
-
-    taken: int
-    other_shape: tuple[str, ...]
-    absent: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class _Naming:
     """Mapping of a file's names to the model's.
 
     Names of the file that begin with one of ``ignored`` are dropped, the others get ``prefix``. Tensors of the model
-    whose names begin with one of ``kept`` keep their initial values. ``stem`` may have another shape.
+    whose names begin with one of ``untouched`` keep their initial values. ``stem`` may have another shape.
     """
 
     prefix: str
     ignored: tuple[str, ...]
-    kept: tuple[str, ...]
+    untouched: tuple[str, ...]
     stem: str | None = None
 
 
-def load_pretrained(model: PrototypeModel, path: Path, sha256: str) -> LoadReport:
-    """Give the model the extractor in ``path``, if the file has this SHA-256 (hex).
+def load_pretrained(model: PrototypeModel, path: Path, sha256: str) -> frozenset[str]:
+    """Give the model the extractor in ``path``, if the file has this SHA-256 (hex); return the loaded tensors' names.
 
     The file is in safetensors' format, or a table of tensors that ``torch.save`` wrote, read by torch's reader of plain
     weights: no code in the file is executed. The names are those of a model that this program saved, those of the
@@ -75,19 +58,20 @@ def load_pretrained(model: PrototypeModel, path: Path, sha256: str) -> LoadRepor
     taken = {
         names.prefix + name: value for name, value in stored.items() if not name.startswith(names.ignored)
     }
-    expected = {name for name in state if not name.startswith(names.kept)}
+    expected = {name for name in state if not name.startswith(names.untouched)}
     _check_names(path, taken.keys(), expected)
     misfits = {name for name in taken.keys() & expected if taken[name].shape != state[name].shape}
     _check_values(path, taken, state, misfits - {names.stem})
     loaded = {name: value for name, value in taken.items() if name not in misfits}
     model.load_state_dict(state | loaded)
-    return _log_report(
-        path, LoadReport(len(loaded), tuple(sorted(misfits)), tuple(sorted(state.keys() - expected)))
-    )
+    if misfits:
+        _log.warning("%s: tensors of another shape were not loaded: %s", path, ", ".join(sorted(misfits)))
+    absent = ", ".join(sorted(state.keys() - expected))
+    _log.info("%s: %d tensors loaded; initialised from the seed: %s", path, len(loaded), absent)
+    return frozenset(loaded)
 
 
 def _read(path: Path, sha256: str) -> dict[str, Tensor]:
-    """Return the file's tensors by name, from the same bytes that were hashed."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -115,6 +99,7 @@ def _parse(path: Path, content: bytes) -> object:
     try:
         if content[8:9] == b"{":
             return safetensors.torch.load(content)
+        # Without weights_only torch unpickles, which runs the file's code.
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # the readers raise many exception types
         reason = str(error).partition("\n")[0]
@@ -132,7 +117,7 @@ def _is_named_tensor(name: object, value: object) -> bool:
 
 
 def _find_naming(model: PrototypeModel, stored_names: Iterable[str]) -> _Naming:
-    """Return the naming scheme, one of three, that the file uses."""
+    # The names of a model that this program saved, of a bare backbone, or of torchvision's published weights.
     if not isinstance(model, SplitModel) or any(name.startswith(_BACKBONE) for name in stored_names):
         return _Naming("", (_CLASSIFIER,), (_CLASSIFIER,))
     from secure_client.models.photo_networks import find_published_layout  # noqa: PLC0415 (torchvision takes seconds to import)
@@ -140,14 +125,10 @@ def _find_naming(model: PrototypeModel, stored_names: Iterable[str]) -> _Naming:
     layout = find_published_layout(model.backbone)
     if layout is None:
         return _Naming(_BACKBONE, (), (_CLASSIFIER,))
-    return _published_names(layout)
-
-
-def _published_names(layout: PublishedLayout) -> _Naming:
     return _Naming(
         prefix=_BACKBONE,
         ignored=(layout.head, *layout.extra),
-        kept=(_CLASSIFIER, _BACKBONE + layout.head),
+        untouched=(_CLASSIFIER, _BACKBONE + layout.head),
         stem=_BACKBONE + layout.stem,
     )
 
@@ -177,6 +158,7 @@ def _check_values(
         for name in sorted(taken)
         if taken[name].is_floating_point() != state[name].is_floating_point() or taken[name].is_complex()
     ]
+    # In the model's own type: a float64 beyond float32's range is finite in the file alone.
     wrong = wrong or [
         f"{name} has numbers that are not finite"
         for name in sorted(taken)
@@ -190,12 +172,3 @@ def _list_some(items: list[str]) -> str:
     """Join the first few names and the number of the others."""
     more = f" and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
     return ", ".join(items[:_MOST_NAMED]) + more
-
-
-def _log_report(path: Path, loaded: LoadReport) -> LoadReport:
-    if loaded.other_shape:
-        _log.warning("%s: tensors of another shape were not loaded: %s", path, ", ".join(loaded.other_shape))
-    _log.info(
-        "%s: %d tensors loaded; initialised from the seed: %s", path, loaded.taken, ", ".join(loaded.absent)
-    )
-    return loaded

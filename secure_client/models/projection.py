@@ -31,7 +31,8 @@ class PublicProjection(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, seed: int) -> None:
         super().__init__()
-        self.shape, self.seed = (outputs, inputs), seed
+        self.shape = (outputs, inputs)
+        self.seed = seed
         matrix = torch.from_numpy(make_projection(inputs, outputs, seed).astype(np.float32))
         self.register_buffer("matrix", matrix, persistent=False)
 
@@ -53,7 +54,8 @@ class Projected(PrototypeModel):
             raise ModelError("project_from needs a separate classifier: make model.classifier an nn.Module")
         self.classifier = model.classifier
         model.classifier = nn.Identity()  # else its parameters have two names in the state
-        self.body, self.projection = model, projection
+        self.body = model
+        self.projection = projection
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits, float (B, K)."""

@@ -66,7 +66,8 @@ class FixedBatchModel(PrototypeModel):
 
     def __init__(self, model: PrototypeModel, size: int) -> None:
         super().__init__()
-        self.inner, self._size = model, size
+        self.inner = model
+        self._size = size
 
     def features(self, inputs: Tensor) -> Tensor:
         """Return the model's own features, of up to ``size`` inputs."""
@@ -138,6 +139,7 @@ def build_model(
     own model that are not finite float32 numbers on the CPU or of which none trains;
     :class:`secure_client.errors.PluginError` when the function cannot be loaded or called.
     """
+    # Prototypes are averaged and compared across sites, so that all sites begin in one feature space.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if spec in BACKBONES:
@@ -157,6 +159,7 @@ def build_model(
 
 def hash_weights(state: Mapping[str, Tensor]) -> str:
     """SHA-256 in hex of a model's parameters and buffers on the CPU: names, types, shapes and bytes, by name."""
+    # By name, since the order of a state follows from that in which modules were registered.
     digest = hashlib.sha256()
     for name in sorted(state):
         value = state[name].contiguous()
@@ -170,6 +173,7 @@ def check_model(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int
 
     The model's mode is restored.
     """
+    # A pass over a copy: a model that writes into its inputs would change the site's data, batch after batch.
     passed = inputs.clone()
     with _in_mode(model, training=False), torch.no_grad():
         _check_outputs(model, passed, classes=classes, dim=dim)
@@ -238,13 +242,8 @@ def has_fixed_features(model: PrototypeModel, inputs: Tensor) -> bool:
 
     Limit: features of which only some components train count as features that train.
     """
-    training = model.training
-    model.eval()
-    try:
-        with torch.enable_grad():
-            return not compute_outputs(model, inputs).features.requires_grad
-    finally:
-        model.train(training)
+    with _in_mode(model, training=False), torch.enable_grad():
+        return not compute_outputs(model, inputs).features.requires_grad
 
 
 def _check_output(name: str, value: object, shape: tuple[int, int], dtype: torch.dtype, meaning: str) -> None:

@@ -45,7 +45,8 @@ class Scattering(nn.Module):
         size = math.ceil((side + 2 * FACTOR) / FACTOR) * FACTOR
         self._padding = (FACTOR, size - side - FACTOR) * 2
         places = FACTOR + FACTOR * torch.arange(side // FACTOR)
-        low = _low_pass(size)
+        # The average φ along one side; along both sides its spectrum is the product.
+        low = _spectrum(_gaussian(size, _WIDTH * FACTOR / 2, 0.0, 1.0))[0]
         constants = {
             "fine": _wavelets(size, scale=1),
             "coarse": _wavelets(size, scale=2) / 4,  # the mean of the four frequencies that become one
@@ -59,6 +60,7 @@ class Scattering(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the scattering coefficients of images (B, C, S, S)."""
         padded = functional.pad(images, self._padding, mode="reflect").unsqueeze(2)
+        # Each path is sampled as coarsely as its last filter allows: coarser ones hold no further information.
         spectrum = torch.fft.fft2(padded)
         fine = torch.fft.ifft2(spectrum * self.fine).abs()
         coarse = torch.fft.ifft2(_filter_and_halve(spectrum, self.coarse)).abs()
@@ -109,11 +111,6 @@ def _gaussian(size: int, width: float, angle: float, slant: float, frequency: fl
 def _spectrum(filter_: Tensor) -> Tensor:
     """Return the spectrum, which is real because each filter's other half is its conjugate."""
     return cast("Tensor", torch.fft.fft2(filter_).real)
-
-
-def _low_pass(size: int) -> Tensor:
-    """Return φ's spectrum along one side, float64 (size,); the full spectrum is the product along both sides."""
-    return _spectrum(_gaussian(size, _WIDTH * FACTOR / 2, 0.0, 1.0))[0]
 
 
 def _halve(spectrum: Tensor) -> Tensor:

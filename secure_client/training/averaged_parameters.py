@@ -35,6 +35,7 @@ class AveragedPart:
     def __init__(self, model: PrototypeModel, part: ModelPart = ModelPart.EXTRACTOR) -> None:
         """Raise :class:`ModelError` if the part cannot be separated, or parameters are not real numbers."""
         self._model = model
+        # By identity: a tensor that a local module shares must not leave the site under its other name.
         local = {
             id(tensor)
             for module in _local_modules(model, part)
@@ -114,7 +115,6 @@ class AveragedPart:
 
 
 def _local_modules(model: PrototypeModel, part: ModelPart) -> list[nn.Module]:
-    """Return the modules that stay local."""
     match part:
         case ModelPart.NOTHING:
             return [model]
@@ -123,18 +123,14 @@ def _local_modules(model: PrototypeModel, part: ModelPart) -> list[nn.Module]:
         case ModelPart.NOT_NORMS:
             return [module for module in model.modules() if isinstance(module, NORMS)]
         case ModelPart.EXTRACTOR:
-            return [_require_classifier(model)]
+            if not isinstance(model.classifier, nn.Module):
+                raise ModelError(
+                    "the classifier stays at the site when an extractor is averaged, so it must be a module of its"
+                    " own: make model.classifier an nn.Module"
+                )
+            return [model.classifier]
         case _:
             assert_never(part)
-
-
-def _require_classifier(model: PrototypeModel) -> nn.Module:
-    if not isinstance(model.classifier, nn.Module):
-        raise ModelError(
-            "the classifier stays at the site when an extractor is averaged, so it must be a module of its own:"
-            " make model.classifier an nn.Module"
-        )
-    return model.classifier
 
 
 def _count_numbers(tensors: Iterable[Tensor]) -> int:

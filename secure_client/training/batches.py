@@ -102,12 +102,10 @@ def open_source(dataset: Dataset[Any], device: torch.device) -> BatchSource:
         raise DataError("the data set has no samples; leave the test set out or give the site some data")
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return TensorSource(dataset, device)
-    if isinstance(dataset, Subset) and isinstance(whole := dataset.dataset, TensorDataset):
-        return (
-            SharedSource(dataset, whole, device)
-            if len(whole.tensors) == 2
-            else DatasetSource(dataset, device)
-        )
+    if isinstance(dataset, Subset):
+        whole = dataset.dataset
+        if isinstance(whole, TensorDataset) and len(whole.tensors) == 2:
+            return SharedSource(dataset, whole, device)
     return DatasetSource(dataset, device)
 
 

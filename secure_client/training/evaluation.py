@@ -59,6 +59,7 @@ def evaluate(
 
     ``trained_on`` int64 (K,) are the training samples of each class. ``prototypes`` are on the source's device.
     """
+    # One pass for both predictions, so that they are of the same features.
     classes = len(trained_on)
     predicted, nearest, labels = [], [], []
     for outputs, batch_labels in evaluate_outputs(model, source):
@@ -69,7 +70,7 @@ def evaluate(
     true_labels, total = torch.cat(labels).numpy(), len(source)
     correct, counts = metrics.per_class(torch.cat(predicted).numpy(), true_labels, classes)
     by_prototype: tuple[float | None, ...] = ()
-    accuracy_prototype = None
+    accuracy_prototype = None  # before the first prototypes, and under noisy counts that leave no class
     if nearest:
         near_correct, _ = metrics.per_class(torch.cat(nearest).numpy(), true_labels, classes)
         accuracy_prototype = int(near_correct.sum()) / total

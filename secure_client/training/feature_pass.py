@@ -69,6 +69,7 @@ class FeaturePass:
         training = self._model.training
         self._model.eval()
         try:
+            # The first record alone: nearly every model is settled by it, without a pass over all data.
             for group in [[0], *split_batches(range(1, len(self._labels)), EVALUATION_BATCH)]:
                 self._embed_batch(group)
                 if len(self._failed | self._infinite) <= group[-1]:
@@ -92,11 +93,12 @@ class FeaturePass:
         else:
             _log.debug("%s: the model failed on a record: %s", self._where, error, exc_info=error)
             self._failed[record] = f" ({type(error).__name__}: {one_line(error)})"
+        # The label read at the start: the counts of classes depend on nothing that the model does.
         label = self._labels[record : record + 1].to(self._device)
         return torch.zeros(1, self._dim, device=self._device), label
 
     def _probe(self, group: Sequence[int]) -> None:
-        """Compute features of these records without padding."""
+        # Without padding: only whether the model raises counts here.
         ((inputs, _),) = self._source.batches([group])
         with torch.no_grad():
             compute_outputs(

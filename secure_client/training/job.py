@@ -104,6 +104,7 @@ def trained_parameters(model: PrototypeModel, trains: Trains) -> dict[str, nn.Pa
     """Return the parameters, by name, that a stage changes."""
     if trains is Trains.ALL:
         return dict(model.named_parameters())
+    # By identity: a weight that the classifier shares with the extractor is the classifier's.
     heads = {id(parameter) for parameter in model.classifier.parameters()}
     wanted = trains is Trains.CLASSIFIER
     return {

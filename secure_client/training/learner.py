@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from agreement import InputSection, Predicts
+from agreement import InputSection
 from agreement.registry.recipe import Recipe, Stage
 from algorithms.feddbp import fisher_scores
 from algorithms.fedplcc import LocalClusters, local_clusters
@@ -34,7 +34,7 @@ from secure_client.models.prototype_model import (
 )
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_client.training.batches import BatchSource, DatasetSource, batch_in_order, open_source
-from secure_client.training.dp_sgd.batch_independence import check_batch_independence
+from secure_client.training.dp_sgd.model_support import check_batch_independence, check_suitable
 from secure_client.training.evaluation import EVALUATION_BATCH, Evaluation, evaluate
 from secure_client.training.feature_pass import EmbeddedBatch, FeaturePass
 from secure_client.training.job import Job, Losses, Schedule, has_batch_norm, training_seed
@@ -103,14 +103,21 @@ class Learner:
         cannot train by it; with ``initial_features`` for one that does not compute each record by itself.
         """
         self._model = model.to(device)
+        # Ditto trains two models: the averaged one, and the site's own, which is pulled towards it.
         self._personal = None if recipe.personal is None else copy_model(self._model)
         self._initial = copy_model(self._model) if recipe.initial_features else None
         self._recipe = recipe
         self._schedule = schedule
-        self._site = site
+        self.site = site
+        """Name of the site."""
         self._seed = seed
         self._classes = classes
-        self._dim = dim
+        self.dim = dim
+        """Dimension d of a prototype."""
+        self.predicts = recipe.predicts
+        """Model that this site predicts with, as opposed to the model that it trained."""
+        self.exchanges_prototypes = recipe.prototypes
+        """True if the method exchanges prototypes, one for each class or several."""
         self._device = device
         self._train = open_source(data.train, device)
         self._test = None if data.test is None else open_source(data.test, device)
@@ -128,20 +135,18 @@ class Learner:
         self._train_counts = torch.bincount(self._labels, minlength=classes).numpy()
         self._check_features()
         if recipe.dp_sgd is not None:
-            # Opacus takes a second to import.
-            from secure_client.training.dp_sgd.model_support import check_suitable  # noqa: PLC0415
-
             check_suitable(self._model, self._first_input())
         if recipe.initial_features:
             # Noise on class means covers a record's own features. A model that mixes records would spread a record.
             check_batch_independence(self._model, self._first_input())
+        # Last, because the start's own reads fail at once: a wrong path is no interruption to wait for.
         if isinstance(self._train, DatasetSource):
             stored = self._train
             self._train = PrivateSource(stored, site, data.root) if private else RetryingSource(stored, site)
 
     def check_training(self) -> None:
         """Raise :class:`ModelError` unless the model gives outputs and gradients in ``train()`` mode."""
-        check_training(self._model, self._first_input(), classes=self._classes, dim=self._dim)
+        check_training(self._model, self._first_input(), classes=self._classes, dim=self.dim)
 
     def train(self, round_number: int, guide: Guide | None) -> Losses:
         """Train the local epochs of a round; return the losses of the last stage. Without a guide nothing is aligned.
@@ -164,6 +169,7 @@ class Learner:
             plan.append((self._personal, Stage(), recipe.personal))
         on_device = None if guide is None else guide.to(self._device)
         anchor: dict[str, Tensor] = {}
+        # The model of the round's start, copied because the jobs change the model in place.
         if any(proximal for _, _, proximal in plan):
             anchor = {name: value.detach().clone() for name, value in self._model.named_parameters()}
         return [
@@ -175,13 +181,13 @@ class Learner:
                 schedule=self._schedule,
                 epochs=stage.epochs or self._schedule.local_epochs,
                 trains=stage.trains,
-                seed=training_seed(self._seed, self._site, round_number, number),
+                seed=training_seed(self._seed, self.site, round_number, number),
                 device=self._device,
                 anchor=anchor,
                 proximal=proximal,
                 dp_sgd=recipe.dp_sgd,
                 owners=self._owners,
-                recorder=None if self._records is None else self._records.of_training(round_number),
+                recorder=None if self._records is None else self._records.open_recorder(round_number),
             )
             for number, (model, stage, proximal) in enumerate(plan)
         ]
@@ -208,6 +214,7 @@ class Learner:
             order = np.argsort(self._owners, kind="stable").tolist()
         self._features = self._feature_pass(model)
         batches = self._embed_in(self._features, order)
+        # Scores and clusters read the features again, after the means.
         return list(batches) if self._recipe.scores or self._recipe.clustered else batches
 
     def _embed_in(self, features: FeaturePass, order: Iterable[int]) -> Iterator[EmbeddedBatch]:
@@ -216,7 +223,7 @@ class Learner:
 
     def _feature_pass(self, model: PrototypeModel) -> FeaturePass:
         return FeaturePass(
-            model, self._train, self._labels, dim=self._dim, device=self._device, where=self._site
+            model, self._train, self._labels, dim=self.dim, device=self._device, where=self.site
         )
 
     def begin_round(self) -> None:
@@ -254,19 +261,20 @@ class Learner:
         The means are over :meth:`embed`, the whole training set. Rows of classes without samples are zero. Both
         arrays are unprotected secrets of this site.
         """
-        means, counts = class_means(self._embed_unless(embedded), self._classes, self._dim)
+        batches = self.embed() if embedded is None else embedded
+        means, counts = class_means(batches, self._classes, self.dim)
         return means.numpy(), counts.numpy()
 
-    def scores(self, embedded: Iterable[EmbeddedBatch] | None = None) -> NDArray[np.float64] | None:
+    def scores(self, embedded: Iterable[EmbeddedBatch]) -> NDArray[np.float64] | None:
         """Return each class's Fisher scores of feature channels, float64 (K, d), for FedDBP; None for other methods.
 
-        The scores are of the training set, as :meth:`prototypes` are; zeros for classes without samples and for NaN.
-        The scores show which features separate this site's classes, and are the site's secret.
+        The scores are of the features in ``embedded``; zeros for classes without samples and for NaN. The scores show
+        which features separate this site's classes, and are the site's secret.
         """
         if not self._recipe.scores:
             return None
         classifier = self.predictor.classifier
-        scores = fisher_scores(self._embed_unless(embedded), classifier, self._classes, self._dim)
+        scores = fisher_scores(embedded, classifier, self._classes, self.dim)
         return scores.nan_to_num().numpy()
 
     def scores_at(self, rows: Float, present: Bool) -> NDArray[np.float64] | None:
@@ -276,22 +284,22 @@ class Learner:
         """
         if not self._recipe.scores:
             return None
+        # Of noisy prototypes, in place of records, which would be a release that nobody paid for.
         prototypes = torch.tensor(rows[present], dtype=torch.float32, device=self._device)
         labels = torch.from_numpy(np.flatnonzero(present)).to(self._device)
         self.predictor.eval()
         return self.scores([(prototypes, labels)])
 
-    def local_clusters(self, embedded: Iterable[EmbeddedBatch] | None = None) -> LocalClusters | None:
+    def local_clusters(self, embedded: Iterable[EmbeddedBatch]) -> LocalClusters | None:
         """Return several prototypes for each class, for FedPLCC, FPL and FedPLVM; None for other methods.
 
-        The prototypes are of the training set, as :meth:`prototypes` are. They and their number are this site's
-        secrets.
+        The prototypes and their number are this site's secrets.
         """
         clustered = self._recipe.clustered
         if clustered is None:
             return None
         features, labels = [], []
-        for batch_features, batch_labels in self._embed_unless(embedded):
+        for batch_features, batch_labels in embedded:
             features.append(batch_features.cpu().double().numpy())
             labels.append(batch_labels.cpu().numpy())
         return local_clusters(
@@ -340,24 +348,9 @@ class Learner:
         return {name: value.detach().cpu().clone() for name, value in self.predictor.state_dict().items()}
 
     @property
-    def predicts(self) -> Predicts:
-        """Model that this site predicts with, as opposed to the model that it trained."""
-        return self._recipe.predicts
-
-    @property
     def predictor(self) -> PrototypeModel:
         """Module that this site predicts with."""
         return self._model if self._personal is None else self._personal
-
-    @property
-    def exchanges_prototypes(self) -> bool:
-        """True if the method exchanges prototypes, one for each class or several."""
-        return self._recipe.prototypes
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a prototype."""
-        return self._dim
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -371,11 +364,6 @@ class Learner:
         None means that each record is a unit.
         """
         return None if self._owners is None else np.sort(self._owners)
-
-    @property
-    def site(self) -> str:
-        """Name of the site."""
-        return self._site
 
     @property
     def has_initial_features(self) -> bool:
@@ -403,6 +391,7 @@ class Learner:
         """
         if self._initial is None:
             return self._averaged.vector()
+        # Buffers of a frozen extractor (batch statistics) could move in training all the same, after the records.
         return AveragedPart(self._initial, self._recipe.averages).vector()
 
     def load_averaged(self, vector: Float) -> None:
@@ -412,6 +401,7 @@ class Learner:
     @contextmanager
     def use_averaged(self, vector: Float) -> Iterator[None]:
         """Give the model ``vector`` (p + q,) as its averaged part inside the ``with`` block."""
+        # The trained part comes back whatever happens: training goes on from it, not from the model that predicts.
         trained = self._averaged.vector()
         self.load_averaged(vector)
         try:
@@ -423,11 +413,7 @@ class Learner:
     def _averaged(self) -> AveragedPart:
         return AveragedPart(self._model, self._recipe.averages)
 
-    def _embed_unless(self, embedded: Iterable[EmbeddedBatch] | None) -> Iterable[EmbeddedBatch]:
-        return self.embed() if embedded is None else embedded
-
     def _models(self) -> nn.Module:
-        """Return the module with this site's state: one model, or the averaged model and the site's own."""
         if self._personal is None:
             return self._model
         return nn.ModuleDict({"averaged": self._model, "personal": self._personal})
@@ -442,7 +428,7 @@ class Learner:
 
     def _check_outputs(self) -> None:
         """Raise :class:`ModelError` for outputs of other shapes, :class:`TrainingError` for norms of single samples."""
-        check_model(self._model, self._first_input(), classes=self._classes, dim=self._dim)
+        check_model(self._model, self._first_input(), classes=self._classes, dim=self.dim)
         if has_batch_norm(self._model) and 1 in (self._schedule.batch_size, len(self._train)):
             raise TrainingError(
                 "batch normalisation cannot train on single samples; use a batch size of 2 or more"

@@ -50,13 +50,15 @@ class _Training:
     """Steps of one job, and the first error in any of them."""
 
     def __init__(self, job: Job, trained: Mapping[str, nn.Parameter]) -> None:
-        self._job, self._trained = job, trained
+        self._job = job
+        self._trained = trained
         self._optimiser = job.schedule.optimise(trained.values())
         self._error: BaseException | None = None
 
     def epoch(self) -> Losses:
         """Train one epoch; losses stay on the device until its end."""
         job = self._job
+        # Drawn inside `seeded`: a site that is restarted repeats the round's order, and so its result.
         order = torch.randperm(len(job.source)).tolist()
         groups = split_batches(order, job.schedule.batch_size, join_single=has_batch_norm(job.model))
         sums = torch.zeros(3, device=job.device)
@@ -84,17 +86,12 @@ class _Training:
         terms = job.objective(compute_outputs(job.model, inputs), labels, job.guide)
         self._optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(terms.total)
-        self._pull()
+        if job.proximal:  # the gradient of μ/2·‖w − anchor‖² (FedProx, and Ditto's personal model)
+            for name, parameter in self._trained.items():
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach() - job.anchor[name], alpha=job.proximal)
         self._optimiser.step()
         return torch.stack(terms).detach()
-
-    def _pull(self) -> None:
-        """Add the gradient of μ/2·‖w − anchor‖²."""
-        if not self._job.proximal:
-            return
-        for name, parameter in self._trained.items():
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - self._job.anchor[name], alpha=self._job.proximal)
 
 
 @contextmanager
@@ -117,6 +114,7 @@ def flush_denormals() -> Iterator[None]:
 @contextmanager
 def _train_only(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
     """Disable gradients for parameters that stay fixed."""
+    # Not only left out of the optimiser: backward passes then skip the extractor in a stage of the classifier alone.
     still = [
         parameter
         for name, parameter in model.named_parameters()

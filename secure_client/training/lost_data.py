@@ -37,13 +37,15 @@ class RetryingSource:
     """Source that reads a batch again if it cannot be read, and raises :class:`DataLost` at the end of the retries."""
 
     def __init__(self, source: BatchSource, site: str) -> None:
-        self._source, self._site = source, site
+        self._source = source
+        self._site = site
 
     def __len__(self) -> int:
         return len(self._source)
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
         """Yield (inputs, int64 labels) for each group of indices, in the given order."""
+        # One batch for each call of the source: a generator that raised cannot be resumed.
         for group in groups:
             yield _retry_read(partial(self._read, group), self._site)
 
@@ -59,8 +61,10 @@ class PrivateSource:
     """
 
     def __init__(self, source: BatchSource, site: str, root: Path | None) -> None:
-        self._source, self._site = source, site
-        self._root, self._had_content = root, False
+        self._source = source
+        self._site = site
+        self._root = root
+        self._had_content = False
         self.unreadable = False
         try:
             self._had_content = root is not None and _has_content(root)
@@ -93,6 +97,7 @@ class PrivateSource:
 
 
 def _has_content(path: Path) -> bool:
+    # One byte or one entry proves that the file system answers; its listing can be long.
     if not path.is_dir():
         with path.open("rb") as file:
             return bool(file.read(1))

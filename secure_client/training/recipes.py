@@ -12,7 +12,6 @@ from typing import Any
 
 from agreement import (
     Agreement,
-    BaselinesSection,
     Extractor,
     FeddbpSection,
     FedpcSection,
@@ -64,15 +63,15 @@ def site_method(method: Method) -> SiteMethod:
     return built_in
 
 
-def _pfpl(settings: PfplSection) -> BatchLoss:
+def _pfpl_loss(settings: PfplSection) -> BatchLoss:
     return PfplLoss(settings.alignment, literal=settings.literal)
 
 
-def _fedpc(settings: FedpcSection) -> BatchLoss:
+def _fedpc_loss(settings: FedpcSection) -> BatchLoss:
     return FedpcLoss(settings.alignment, literal=settings.literal)
 
 
-def _feddbp(settings: FeddbpSection) -> BatchLoss:
+def _feddbp_loss(settings: FeddbpSection) -> BatchLoss:
     return FeddbpLoss(
         decision_weight=settings.decision_weight,
         alignment_weight=settings.shared_alignment,
@@ -85,15 +84,13 @@ def _feddbp(settings: FeddbpSection) -> BatchLoss:
     )
 
 
-def _feddbp_model(settings: FeddbpSection, model: PrototypeModel, dim: int, seed: int) -> PrototypeModel:
-    return add_branches(model, dim, seed=seed, share=settings.share, decision=settings.decision)
-
-
-def _feddbp_targets(settings: FeddbpSection, own: Prototypes, scores: Float, means: Prototypes) -> Prototypes:
+def _fuse_feddbp_targets(
+    settings: FeddbpSection, own: Prototypes, scores: Float, means: Prototypes
+) -> Prototypes:
     return fuse(*own, scores, *means, eta=settings.own, top=settings.top_channels, personal=settings.personal)
 
 
-def _fedplcc(settings: FedplccSection) -> BatchLoss:
+def _fedplcc_loss(settings: FedplccSection) -> BatchLoss:
     return FedplccLoss(
         settings.contrast,
         settings.correlation,
@@ -104,58 +101,48 @@ def _fedplcc(settings: FedplccSection) -> BatchLoss:
     )
 
 
-def _fedproto(settings: BaselinesSection) -> BatchLoss:
-    return FedprotoLoss(settings.fedproto)
-
-
-def _fpl(_: BaselinesSection) -> BatchLoss:
-    return FplLoss()
-
-
-def _fedplvm(settings: BaselinesSection) -> BatchLoss:
-    return FedplvmLoss(settings.fedplvm)
-
-
-def _cross_entropy(_: object) -> BatchLoss:
-    return CrossEntropyLoss()
-
-
-def _predicting(settings: FedpcSection | FedplccSection, recipe: Recipe) -> Recipe:
+def _predict_as_set(settings: FedpcSection | FedplccSection, recipe: Recipe) -> Recipe:
     return replace(recipe, predicts=settings.predicts)
 
 
-def _head_first(_: BaselinesSection, recipe: Recipe) -> Recipe:
-    # One epoch of the head as in PFLlib (plocal_epochs = 1); FedRep's authors train the head for about ten.
-    head = Stage(Trains.CLASSIFIER, epochs=1)
-    return replace(recipe, stages=(head, Stage(Trains.EXTRACTOR)))
-
-
+# Methods that differ at the coordinator alone share a row.
+_FEDPROTO = SiteMethod(objective=lambda settings: FedprotoLoss(settings.fedproto))
+_CROSS_ENTROPY = SiteMethod(objective=lambda _: CrossEntropyLoss())
 BUILT_IN: Mapping[Method, SiteMethod] = {
-    Method.PFPL: SiteMethod(objective=_pfpl),
-    Method.LOCAL: SiteMethod(objective=_pfpl),
-    Method.SELF: SiteMethod(objective=_pfpl),
-    Method.FEDPC: SiteMethod(objective=_fedpc, recipe=_predicting),
-    Method.AVERAGE: SiteMethod(objective=_fedpc),
+    Method.PFPL: SiteMethod(objective=_pfpl_loss),
+    Method.LOCAL: SiteMethod(objective=_pfpl_loss),
+    Method.SELF: SiteMethod(objective=_pfpl_loss),
+    Method.FEDPC: SiteMethod(objective=_fedpc_loss, recipe=_predict_as_set),
+    Method.AVERAGE: SiteMethod(objective=_fedpc_loss),
     Method.FEDDBP: SiteMethod(
-        objective=_feddbp,
+        objective=_feddbp_loss,
+        # Fisher scores of channels decide which of them a site takes from others (FedDBP's fusion).
         recipe=lambda _, recipe: replace(recipe, scores=True),
-        model=_feddbp_model,
-        targets=_feddbp_targets,
+        model=lambda settings, model, dim, seed: add_branches(
+            model, dim, seed=seed, share=settings.share, decision=settings.decision
+        ),
+        targets=_fuse_feddbp_targets,
     ),
-    Method.FEDPLCC: SiteMethod(objective=_fedplcc, recipe=_predicting),
-    Method.FEDPROTO: SiteMethod(objective=_fedproto),
-    Method.FEDPROTO_AVERAGED: SiteMethod(objective=_fedproto),
-    Method.FPL: SiteMethod(objective=_fpl),
-    Method.FEDPLVM: SiteMethod(objective=_fedplvm),
-    Method.FEDAVG: SiteMethod(objective=_cross_entropy),
-    Method.FEDPROX: SiteMethod(
-        objective=_cross_entropy, recipe=lambda settings, recipe: replace(recipe, proximal=settings.fedprox)
+    Method.FEDPLCC: SiteMethod(objective=_fedplcc_loss, recipe=_predict_as_set),
+    Method.FEDPROTO: _FEDPROTO,
+    Method.FEDPROTO_AVERAGED: _FEDPROTO,
+    Method.FPL: SiteMethod(objective=lambda _: FplLoss()),
+    Method.FEDPLVM: SiteMethod(objective=lambda settings: FedplvmLoss(settings.fedplvm)),
+    Method.FEDAVG: _CROSS_ENTROPY,
+    Method.FEDPROX: replace(
+        _CROSS_ENTROPY, recipe=lambda settings, recipe: replace(recipe, proximal=settings.fedprox)
     ),
-    Method.FEDBN: SiteMethod(objective=_cross_entropy),
-    Method.FEDPER: SiteMethod(objective=_cross_entropy),
-    Method.FEDREP: SiteMethod(objective=_cross_entropy, recipe=_head_first),
-    Method.DITTO: SiteMethod(
-        objective=_cross_entropy, recipe=lambda settings, recipe: replace(recipe, personal=settings.ditto)
+    Method.FEDBN: _CROSS_ENTROPY,
+    Method.FEDPER: _CROSS_ENTROPY,
+    # One epoch of the head as in PFLlib (plocal_epochs = 1); FedRep's authors train the head for about ten.
+    Method.FEDREP: replace(
+        _CROSS_ENTROPY,
+        recipe=lambda _, recipe: replace(
+            recipe, stages=(Stage(Trains.CLASSIFIER, epochs=1), Stage(Trains.EXTRACTOR))
+        ),
+    ),
+    Method.DITTO: replace(
+        _CROSS_ENTROPY, recipe=lambda settings, recipe: replace(recipe, personal=settings.ditto)
     ),
 }
 """Built-in methods at a site. Controls alone train as PFPL does."""

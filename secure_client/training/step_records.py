@@ -98,16 +98,19 @@ class StepRecords:
     """Records of all trainings of one run at one site, kept in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._process = folder, secrets.token_hex(8)
+        self._folder = folder
+        self.process = secrets.token_hex(8)
+        """Random name of this process's records."""
         self._places: dict[int, NDArray[np.int64]] = {}
 
-    def of_training(self, round_number: int) -> StepRecorder:
+    def open_recorder(self, round_number: int) -> StepRecorder:
         """Return the recorder of one execution of a round's training."""
         return StepRecorder(self, round_number)
 
     def places(self, units: int) -> NDArray[np.int64]:
         """Return each unit's place among the watched ones (N,), −1 for the others: secret, drawn once in a process."""
         if units not in self._places:
+            # NumPy's generator takes its seed from the operating system here, and is neither kept nor written.
             places = np.full(units, -1, dtype=np.int64)
             chosen = np.random.default_rng().permutation(units)[:WATCHED]
             places[chosen] = np.arange(len(chosen))
@@ -117,30 +120,30 @@ class StepRecords:
     def write(self, record: TrainingRecord) -> None:
         """Write a record to a file of its own; a failure is logged and changes nothing else."""
         path = self._folder / f"steps-{record.round:05d}-{secrets.token_hex(4)}{_SUFFIX}"
+        content = io.BytesIO()
+        np.savez_compressed(content, **{**vars(record), "watched": np.packbits(record.watched, axis=1)})
         try:
             durable_files.make_state_folder(self._folder)
-            durable_files.write(path, _encode(record))
+            durable_files.write(path, content.getvalue())
         except OSError as error:
             _log.error("the steps of round %d are not recorded for the audit: %s", record.round, error)
-
-    @property
-    def process(self) -> str:
-        """Random name of this process's records."""
-        return self._process
 
 
 class StepRecorder:
     """Recorder of one training's steps: :meth:`begin`, then for each step the other methods, in their order."""
 
     def __init__(self, records: StepRecords, round_number: int) -> None:
-        self._records, self._round = records, round_number
-        self._steps, self._units = 0, 0
+        self._records = records
+        self._round = round_number
+        self._steps = 0
+        self._units = 0
         self._rows: dict[str, list[object]] = {}
         self._sizes: list[int] = []
 
     def begin(self, units: int, sizes: Sequence[int], device: torch.device, model: nn.Module) -> None:
         """Begin a training of a model over so many units, of parameter tensors with ``sizes`` numbers each."""
-        self._model, self._start = model, hash_weights(_on_cpu(model))
+        self._model = model
+        self._start = hash_weights(_on_cpu(model))
         self._began = hash_tensors(_on_cpu(model))
         self._units = units
         self._sizes = list(sizes)
@@ -153,7 +156,8 @@ class StepRecorder:
         if self._steps >= MOST_STEPS:
             return
         self._sum.zero_()
-        self._clipped, self._largest = 0, 0.0
+        self._clipped = 0
+        self._largest = 0.0
         places = self._places[np.asarray(chosen, dtype=np.int64)]
         watched = np.zeros(min(WATCHED, self._units), dtype=np.bool_)
         watched[places[places >= 0]] = True
@@ -172,16 +176,20 @@ class StepRecorder:
         self._steps += 1
         if self._steps > MOST_STEPS:
             return
+        # What the optimiser gets, less what was added: a noise that is drawn and then forgotten would not be in it.
         noise = (noisy - self._sum) / SIGMA
         squares = [float(part.square().mean()) for part in torch.split(noise, self._sizes)]
         ordered = noise.abs().sort().values
+        parts = torch.tensor_split(noise * self._signs, min(PROJECTIONS, len(noise)))
+        # Divided by the root of its length, a sum of independent noise has the noise's own deviation.
+        projections = [float(part.sum()) / math.sqrt(len(part)) for part in parts]
         self._keep(
             clipped=self._clipped,
             largest=self._largest,
             squares=np.array(squares),
             fourths=float(noise.pow(4).mean()),
             neighbours=float((noise[1:] * noise[:-1]).mean()) if len(noise) > 1 else 0.0,
-            projections=_project(noise * self._signs),
+            projections=np.array(projections),
             coincidences=_count_coincidences(ordered),
             peaks=ordered[-PEAKS:].flip(0).cpu().numpy(),
         )
@@ -190,16 +198,22 @@ class StepRecorder:
         """Write the record, if a step was completed."""
         if not self._steps:
             return
+        # Training may end between a step's sample and its noise: rows without noise are left out.
         arrays = {name: np.array(self._rows[name][: self._steps]) for name in self._rows}
-        sizes = np.array(self._sizes, dtype=np.int64)
         ended = hash_tensors(_on_cpu(self._model))
-        names, began, after = (
-            np.array(list(texts)) for texts in (self._began, self._began.values(), ended.values())
+        record = TrainingRecord(
+            round=self._round,
+            process=self._records.process,
+            steps=self._steps,
+            units=self._units,
+            start=self._start,
+            names=np.array(list(self._began)),
+            began=np.array(list(self._began.values())),
+            ended=np.array(list(ended.values())),
+            sizes=np.array(self._sizes, dtype=np.int64),
+            **arrays,
         )
-        number, process, steps, units = self._round, self._records.process, self._steps, self._units
-        self._records.write(
-            TrainingRecord(number, process, steps, units, self._start, names, began, after, sizes, **arrays)
-        )
+        self._records.write(record)
 
     def _keep(self, **values: object) -> None:
         for name, value in values.items():
@@ -236,14 +250,9 @@ def _on_cpu(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu() for name, value in model.state_dict().items()}
 
 
-def _encode(record: TrainingRecord) -> bytes:
-    content = io.BytesIO()
-    np.savez_compressed(content, **{**vars(record), "watched": np.packbits(record.watched, axis=1)})
-    return content.getvalue()
-
-
 def _count_coincidences(ordered: Tensor) -> int:
     """Return the number of pairs of ascending magnitudes (P,) that are equal up to :data:`COINCIDENT` steps."""
+    # Copied or reused noise repeats magnitudes; independent noise of deviation 2^20 steps rarely does.
     last = torch.searchsorted(ordered, ordered + (COINCIDENT + 0.5) / SIGMA, right=True)
     return int(last.sum()) - len(ordered) * (len(ordered) + 1) // 2
 
@@ -252,9 +261,3 @@ def _draw_signs(count: int) -> Tensor:
     """Return the signs (P,) of the projections: public, and the same for every model of so many parameters."""
     drawn = np.frombuffer(hashlib.shake_256(_DIRECTIONS).digest(-(-count // 8)), np.uint8)
     return torch.from_numpy(2.0 * np.unpackbits(drawn, count=count).astype(np.float64) - 1.0)
-
-
-def _project(signed: Tensor) -> NDArray[np.float64]:
-    """Return the sums of R parts of ``signed`` (P,), each over the root of the part's length: (R,)."""
-    parts = torch.tensor_split(signed, min(PROJECTIONS, len(signed)))
-    return np.array([float(part.sum()) / math.sqrt(len(part)) for part in parts])

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import Dataset
+from sklearn.datasets import load_digits
+from torch.utils.data import Dataset, TensorDataset
 
 from agreement import PreprocessingSection
 from protoseal.splits import SiteArrays
@@ -40,6 +41,13 @@ class Named(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return torch.full((1, 8, 8), float(self.given[index]) / 10), self.given[index]
+
+
+def digit_scans(start: int, stop: int) -> TensorDataset:
+    """Return scikit-learn's real scans, N×1×8×8 in [0, 1]."""
+    scans = load_digits()
+    images = torch.tensor(scans.images[start:stop] / 16, dtype=torch.float32)
+    return TensorDataset(images.unsqueeze(1), torch.tensor(scans.target[start:stop]))
 
 
 def digit_folders(root: Path, digits: Sequence[int]) -> Path:

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from agreement import TableSection
 from agreement.toml_loading import validate
 from secure_client.data.samples import StoredData
 from secure_client.data.table import read_table
-from secure_client.errors import DataError
 from secure_client.table_format import TableFormat
+from tests.support.refusals import refuses
 
 CLASSES = ("healthy", "ill")
 FOUR = "age;sex;chol;label\n63;1;233;ill\n41;0;?;healthy\n57;1;0;healthy\n"
@@ -47,10 +46,8 @@ def features(path: Path, *columns: Mapping[str, Any], **settings: Any) -> list[l
 
 def refused_at(path: Path, line: int, column: str, *columns: Mapping[str, Any], **settings: Any) -> None:
     """Check that the table is refused by file, line and column."""
-    with pytest.raises(DataError) as refused:
+    with refuses(f"{path}: line {line}, column {column!r}: "):
         read(path, *columns, **settings)
-    assert str(refused.value).startswith(f"{path}: line {line}, column {column!r}: ")
-    assert "\n" not in str(refused.value)
 
 
 def read(path: Path, *columns: Mapping[str, Any], **settings: Any) -> StoredData:

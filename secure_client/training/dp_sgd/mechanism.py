@@ -55,6 +55,7 @@ class GradientGrid:
         Each row then has a norm of at most R. A non-finite row becomes zero, so that no record can corrupt a step and
         thereby show its presence.
         """
+        # In float64, and up to R less a margin: a norm that rounding makes too small would let a gradient exceed R.
         norms = torch.linalg.vector_norm(rows, dim=1)
         finite = norms.isfinite()
         if not bool(finite.all()):
@@ -68,8 +69,10 @@ def poisson_sample(units: int, rate: float) -> list[int]:
     """Return the units of a step, in their order: each is drawn by itself, with probability ``rate``.
 
     Each draw takes 64 bits of the operating system's entropy; the probability is the rate, rounded down to a multiple
-    of 2^-64. The accountant's amplification holds for independent draws alone, not for batches of a shuffled epoch.
+    of 2^-64.
     """
+    # The accountant's amplification by sampling (Mironov, Talwar and Zhang 2019) is that of independent draws. In a
+    # shuffled epoch every unit takes part once, which an adversary who knows the other batches can tell.
     if rate >= 1.0:
         return list(range(units))
     words = np.frombuffer(secrets.token_bytes(8 * units), dtype="<u8")
@@ -78,6 +81,7 @@ def poisson_sample(units: int, rate: float) -> list[int]:
 
 def draw_noise(count: int) -> NDArray[np.float64]:
     """Return rounded Gaussian noise with a standard deviation of 2^20 steps, whole numbers in float64 (count,)."""
+    # Rounded before it is added: a sum of whole numbers is exact, and no low bits tell its terms (Mironov 2012).
     return np.rint(gaussian(count, float(SIGMA)))
 
 
@@ -104,6 +108,7 @@ class SubjectUnits:
     """
 
     def __init__(self, owners: NDArray[np.int64]) -> None:
+        # Subjects one after the other, so that at most one is unfinished at the end of a physical batch.
         self._order = np.argsort(owners, kind="stable")
         _, self._starts, self._sizes = np.unique(owners[self._order], return_index=True, return_counts=True)
         self.count = len(self._starts)

@@ -35,10 +35,7 @@ def hooked(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             wrapped.to_standard_module()
-            for module in model.modules():
-                for name in (_ACTIVATIONS, _LENGTH):
-                    if hasattr(module, name):
-                        delattr(module, name)
+            _drop_activations(model)
 
 
 def take_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
@@ -64,15 +61,19 @@ def take_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list
 
 def clear_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
     """Remove the stored record data of a pass that failed."""
-    for module in model.modules():
-        for name in (_ACTIVATIONS, _LENGTH):
-            if hasattr(module, name):
-                delattr(module, name)
+    _drop_activations(model)
     for parameter in parameters:
         marked = cast("Any", parameter)
         marked.grad_sample, marked._forward_counter, parameter.grad = None, 0, None
         if hasattr(parameter, _UNFINISHED):
             delattr(parameter, _UNFINISHED)
+
+
+def _drop_activations(model: nn.Module) -> None:
+    for module in model.modules():
+        for name in (_ACTIVATIONS, _LENGTH):
+            if hasattr(module, name):
+                delattr(module, name)
 
 
 def compute_sample_terms(
@@ -83,6 +84,8 @@ def compute_sample_terms(
     Values that an objective computes over a batch, such as a mean of its features or a margin, are then the record's
     own, and the sum over records is a sum of terms that each depend on one of them.
     """
+    # vmap gives the objective a batch of one record at a time: a mean over the batch would mix records, and a record's
+    # clip would no longer bound its influence.
     present = [output for output in outputs if output is not None]
 
     def of_record(parts: list[Tensor], label: Tensor) -> tuple[Tensor, ...]:

@@ -61,6 +61,7 @@ def run_privately(job: Job, settings: DpSgdSection) -> Losses:
     Losses are exact means over the records of the last epoch's steps and must stay at the site. Raises
     :class:`TrainingError` if the parameters are not finite afterwards.
     """
+    # The term's gradient would be added after the noise, and its weight is not in what the accountant was told.
     if job.proximal:
         raise ModelError("DP-SGD is accounted for without a proximal term")
     training = _Training(job, settings)
@@ -120,6 +121,8 @@ class _Training:
 
     def _step(self) -> Tensor:
         """Take one step; return the sums of its records' losses and the number of records with losses: (4,)."""
+        # Abadi et al. 2016, algorithm 1: sample, clip each unit's gradient, add noise to the sum, descend. The batches
+        # below only bound memory: clip and noise are those of the whole sample.
         recorder = self._job.recorder
         sample = poisson_sample(self._units.count, self._settings.sampling_rate)
         if recorder is not None:
@@ -131,6 +134,7 @@ class _Training:
             gradients, terms = self._record_gradients(batch)
             self._add_clipped(total, gradients, len(batch))
             losses += _sum_losses(terms)
+        # An empty sample takes its step too: the accountant counts steps, and a missing one would show an empty sample.
         self._set_gradients(total)
         if recorder is not None:  # what the optimiser is about to get is read back from the parameters
             noisy = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
@@ -143,7 +147,9 @@ class _Training:
         """Add the clipped gradients of a batch in whole steps, exactly: sums stay far below 2^53."""
         for first in range(0, records, len(self._buffer)):
             rows = self._flatten(gradients, first, min(first + len(self._buffer), records))
-            # A subject's mean is clipped, not its records' gradients.
+            # Clipped before the sum: afterwards a long gradient could no longer be told from many short ones, and one
+            # unit would change the sum by more than the noise was chosen for. A subject's mean is clipped, not its
+            # records' gradients, of which a subject can have any number.
             clipped = self._grid.clip_(self._units.combine(rows))
             total += clipped.sum(dim=0)
             if self._job.recorder is not None:
@@ -163,6 +169,7 @@ class _Training:
         return parts[0] if len(parts) == 1 else _concatenate(parts, order, self._parameters)
 
     def _failed_record(self, _: int, error: BaseException) -> tuple[_Gradients, Sequence[Tensor]]:
+        # Zeros keep the sensitivity: a record that fails changes its own term of the sum alone.
         self._failures.append(str(error))
         return [None] * len(self._parameters), (torch.full((1,), math.nan, device=self._job.device),) * 3
 
@@ -192,6 +199,7 @@ class _Training:
 
     def _set_gradients(self, total: Tensor) -> None:
         """Give the parameters the noisy mean of a step's sum (P,), as the optimiser reads it."""
+        # Noise once a step, on the sum: a share in each physical batch would add up to another deviation.
         noise = torch.from_numpy(draw_noise(len(total))).to(total.device)
         parts = torch.split((total + noise) * self._grid_unit, self._sizes)
         for parameter, part in zip(self._parameters, parts, strict=True):
@@ -200,6 +208,7 @@ class _Training:
     @property
     def _grid_unit(self) -> float:
         """Gradient of one step of the grid, as the optimiser gets it."""
+        # By the agreed batch size, not by the sample's: the size of a Poisson sample depends on the number of records.
         return self._grid.step / self._job.schedule.batch_size
 
 
@@ -242,6 +251,7 @@ def _concatenate(
 
 def _sum_losses(terms: Sequence[Tensor]) -> Tensor:
     """Return the sums of the records' finite losses, and the number of these records: (4,)."""
+    # A record that fails has terms of NaN, which would hide the losses of all others.
     rows = torch.stack([term.detach().double() for term in terms])
     finite = rows.isfinite().all(0)
     return torch.cat([torch.where(finite, rows, 0.0).sum(1), finite.sum(dtype=torch.float64).view(1)])

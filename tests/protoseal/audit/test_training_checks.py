@@ -50,7 +50,7 @@ def recorded(folder: Path, units: int = UNITS, rounds: int = ROUNDS) -> list[Tra
     )
     records = StepRecords(folder)
     for number in range(1, rounds + 1):
-        recorder = records.of_training(number)
+        recorder = records.open_recorder(number)
         run_job(job_of(model, inputs, labels, dp_sgd=SETTINGS, epochs=EPOCHS, recorder=recorder))
     return read_step_records(folder)
 
@@ -313,7 +313,7 @@ def test_check_training_rate_of_one_stands(tmp_path: Path) -> None:
     inputs, labels = images(20)
     model = SplitModel(nn.Sequential(nn.AvgPool2d(2), nn.Flatten()), nn.Linear(64, 3))
     with torch.random.fork_rng():
-        recorder = StepRecords(tmp_path).of_training(1)
+        recorder = StepRecords(tmp_path).open_recorder(1)
         run_job(job_of(model, inputs, labels, dp_sgd=settings, epochs=EPOCHS, recorder=recorder))
     claim = TrainingClaim(DpSgd(1.0, 1.0, EPOCHS), {1: [DpSgd(1.0, 1.0, EPOCHS)]})
     assert found(check_training(read_step_records(tmp_path), claim, LEVEL)) == set()

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from secure_client.data import load_site_data
 from secure_client.errors import DataError
+from tests.support.refusals import refuses
 from tests.support.site_data import Named, digit_folders
 from tests.support.small import small_agreement
 
@@ -22,10 +23,8 @@ ANIMALS = ("bird", "cat", "dog")
 
 
 def test_class_names_in_two_unicode_forms_are_shown_in_both(read: Callable[..., list[int]]) -> None:
-    with pytest.raises(DataError) as refused:
+    with refuses("\\u0301", "\\xe9"):
         read(Named([0, 1], classes=["dog", "e\u0301tat"], targets=[0, 1]), classes=("dog", "\u00e9tat"))
-    assert "\\u0301" in str(refused.value)
-    assert "\\xe9" in str(refused.value)
 
 
 WRITTEN = [f"{number} - {name}" for number, name in enumerate(("zero", "one", "two"))]
@@ -43,7 +42,7 @@ def test_class_names_of_which_none_matches_wait_for_confirmation(read: Callable[
         assert f'"{name}" = "{agreed}"' in str(refused.value)
     assert read(mnist, classes=tuple("012"), class_names=CONFIRMED) == [2, 0, 1]
     assert read(mnist, classes=tuple("210"), class_names=CONFIRMED) == [0, 2, 1]
-    with pytest.raises(DataError, match="2 - two"):
+    with refuses("2 - two"):
         read(mnist, classes=tuple("012"), class_names={WRITTEN[0]: "0", WRITTEN[1]: "1"})
 
 
@@ -52,15 +51,14 @@ def test_class_names_pairs_follow_the_spelling_before_the_order(read: Callable[.
         read(Named([0, 1], classes=["Dog", "BIRD", "Katze"]))
     for pair in ('"Dog" = "dog"', '"BIRD" = "bird"'):
         assert pair not in str(refused.value)  # since Katze would be dog, too, nothing is proposed
-    with pytest.raises(DataError) as refused:
+    with refuses('{ "Dog" = "dog", "Katze" = "cat", "BIRD" = "bird" }'):
         read(Named([0, 1], classes=["Dog", "Katze", "BIRD"]))
-    assert '{ "Dog" = "dog", "Katze" = "cat", "BIRD" = "bird" }' in str(refused.value)
 
 
 def test_class_names_key_near_a_class_of_the_data_is_refused(
     read: Callable[..., list[int]],
 ) -> None:
-    with pytest.raises(DataError, match="'Cat'"):
+    with refuses("'Cat'"):
         read(Named([0, 1], classes=["cat", "bird"]), class_names={"Cat": "dog"})
 
 
@@ -78,7 +76,7 @@ def test_class_names_key_near_a_class_of_the_data_is_refused(
 def test_class_names_key_of_no_class_is_refused(
     attributes: dict[str, Any], class_names: dict[str, str], key: str, read: Callable[..., list[int]]
 ) -> None:
-    with pytest.raises(DataError, match=key):
+    with refuses(key):
         read(Named([0, 1], **attributes), class_names=class_names)
 
 
@@ -128,7 +126,7 @@ def test_class_names_map_labels_without_names_by_number(read: Callable[..., list
     images = TensorDataset(torch.zeros(3, 1, 8, 8), torch.tensor([3, 1, 2]))
     assert read(images, class_names=from_one) == [2, 0, 1]
     assert read((np.zeros((3, 8, 8), np.uint8), [3, 1, 2]), class_names=from_one) == [2, 0, 1]
-    with pytest.raises(DataError, match="label 3"):
+    with refuses("label 3"):
         read(images)
 
 
@@ -146,5 +144,5 @@ def test_class_names_rename_folders_and_files(tmp_path: Path) -> None:
     words = {"one": "1", "two": "2"}
     renamed = load_site_data(f"npz:{tmp_path / 'a.npz'}", None, agreed, class_names=words)
     assert [renamed.train[index][1] for index in range(3)] == [2, 1, 1]
-    with pytest.raises(DataError, match="'two'"):
+    with refuses("'two'"):
         load_site_data(f"npz:{tmp_path / 'a.npz'}", None, agreed)

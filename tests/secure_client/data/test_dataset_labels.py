@@ -16,6 +16,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 from secure_client.errors import DataError
+from tests.support.refusals import refuses
 from tests.support.site_data import Named, digit_folders
 
 ANIMALS = ("bird", "cat", "dog")
@@ -91,9 +92,8 @@ def test_wrapper_without_names_follows_the_data_set_inside(
     assert read(Wrapper(Wrapper(Subset(named, [1, 0])), attribute)) == [0, 2]
     assert read(Wrapper({"train": named}, attribute, data=named)) == [2, 0]
     assert read(First(Named([1, 0, 1], classes=["bird", "cat"]), attribute)) == [1, 0]
-    with pytest.raises(DataError) as refused:
+    with refuses("First"):
         read(First(Named([1, 0, 1], classes=["dog", "bird"]), attribute))
-    assert "First" in str(refused.value)
 
 
 @pytest.mark.parametrize("attribute", ["idx", "idxs", "indices", "_indices"])
@@ -122,9 +122,8 @@ def test_wrapper_with_agreed_numbers_is_refused_by_the_names_inside(
     wrapped: Callable[[Any], Any], targets: dict[str, Any], read: Callable[..., list[int]]
 ) -> None:
     wrapper = wrapped(Named([0, 1], classes=["dog", "bird"], **targets))
-    with pytest.raises(DataError) as refused:
+    with refuses("`classes`"):
         read(wrapper)
-    assert "`classes`" in str(refused.value)
     inner: Any = wrapper.dataset if isinstance(wrapper, Subset) else wrapper
     inner.classes = ANIMALS
     assert set(read(wrapper)) <= {0, 1, 2}
@@ -171,9 +170,8 @@ def test_wrapper_with_other_attributes_finds_the_data_set_inside(read: Callable[
 def test_concatenation_part_that_has_one_name_twice_is_refused(read: Callable[..., list[int]]) -> None:
     first, twice = Named([0], classes=["dog"]), Named([0, 1], classes=["dog", "dog"])
     joined: ConcatDataset[Any] = ConcatDataset([first, twice])
-    with pytest.raises(DataError) as refused:
+    with refuses("'dog'"):
         read(joined)
-    assert "'dog'" in str(refused.value)
 
 
 def test_wrapper_with_names_decides(read: Callable[..., list[int]]) -> None:
@@ -208,10 +206,10 @@ def test_wrapper_of_several_data_sets_follows_them_if_they_number_alike(
     joined: ConcatDataset[Any] = ConcatDataset([first, Named([1], classes=["dog", "bird"])])
     assert read(Wrapper(joined)) == [2, 0, 0]
     for doubtful in (Two([0, 1, 0], parts=[first, first]), First(joined)):
-        with pytest.raises(DataError, match=type(doubtful).__name__):
+        with refuses(type(doubtful).__name__):
             read(doubtful)
     for inside in ({"a": first, "b": other}, {"parts": (first, other)}, {"a": first, "b": Named([0])}):
-        with pytest.raises(DataError, match="Two"):
+        with refuses("Two"):
             read(Two([0, 1, 0], **inside))
     assert read(Two([0, 1, 0], a=first, b=other, classes=["dog", "bird"])) == [2, 0, 2]
 
@@ -223,7 +221,7 @@ def test_subset_or_concatenation_with_other_names_than_inside_is_refused(
     whole: Any
     for whole in (ConcatDataset([north, south]), Subset(south, [1, 0])):
         whole.classes = north.classes  # type: ignore[attr-defined]  # by Named's attributes
-        with pytest.raises(DataError, match=type(whole).__name__):
+        with refuses(type(whole).__name__):
             read(whole)
     whole = Subset(north, [1, 0])
     whole.classes = ["dog", "bird"]
@@ -303,9 +301,8 @@ def test_dataset_file_in_the_folder_of_another_class_is_refused(
 ) -> None:
     files = [f"/x/dog/{images}1", f"/x/cat/{images}2", f"/x/bird/{images}3"]
     own = Named([0, 1, 2], samples=list(zip(files, range(3), strict=True)))
-    with pytest.raises(DataError) as refused:
+    with refuses("'bird'"):
         read(own)
-    assert "'bird'" in str(refused.value)
     with pytest.raises(DataError):
         read(Wrapper(own))
     by_number = {"0": "dog", "1": "cat", "2": "bird"}
@@ -357,17 +354,15 @@ def test_dataset_labels_from_1_are_read_by_class_to_idx(read: Callable[..., list
 def test_dataset_names_that_match_in_part_or_contradict_are_refused(
     attributes: dict[str, Any], named: str, read: Callable[..., list[int]]
 ) -> None:
-    with pytest.raises(DataError) as refused:
+    with refuses(named):
         read(Named([0, 1, 1], **attributes))
-    assert named in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_wrapper_that_changes_labels_is_refused_if_targets_show_it(
     read: Callable[..., list[int]],
 ) -> None:
     inside = Named([0, 1], classes=["dog", "bird"], targets=[0, 1])
-    with pytest.raises(DataError, match="sample 0"):
+    with refuses("sample 0"):
         read(Wrapper(inside, relabel=lambda label: 1 - label))
 
 
@@ -377,7 +372,7 @@ def test_dataset_property_that_raises_is_named(read: Callable[..., list[int]]) -
         def classes(self) -> list[str]:
             raise ValueError("no file")
 
-    with pytest.raises(DataError, match="classes"):
+    with refuses("classes"):
         read(Broken([0, 1]))
 
 
@@ -390,10 +385,10 @@ def test_concatenation_parts_without_names_need_the_agreed_numbers(
     assert read(alike, (np.zeros((1, 8, 8), np.uint8), [2]), part="test") == [2]
     joined: ConcatDataset[Any] = ConcatDataset([other, plain])
     for train, test in ((joined, None), (other, plain), (plain, other)):
-        with pytest.raises(DataError, match="classes"):
+        with refuses("classes"):
             read(train, test)
     both: ConcatDataset[Any] = ConcatDataset([alike, Named([0, 1], classes=["cat", "bird"]), plain])
-    with pytest.raises(DataError, match="classes"):
+    with refuses("classes"):
         read(both)
 
 

@@ -11,6 +11,7 @@ from PIL import Image, ImageFile
 from scripts.image_forms import GREY, READ, REFUSED, ImageForm, content, image_forms, png
 from secure_client.data.image_files import read_image
 from secure_client.errors import DataError
+from tests.support.refusals import refuses
 
 
 @pytest.mark.parametrize("form", READ, ids=lambda form: form.name)
@@ -24,9 +25,8 @@ def test_read_image_form_on_the_list_is_read_exactly(form: ImageForm, tmp_path: 
 @pytest.mark.parametrize("form", REFUSED, ids=lambda form: form.name)
 def test_read_image_other_form_is_refused_by_name(form: ImageForm, tmp_path: Path) -> None:
     path = form.path(tmp_path)
-    with pytest.raises(DataError) as refused:
+    with refuses(path):
         read_image(path)
-    assert str(path) in str(refused.value)
 
 
 def test_image_forms_table_has_a_line_for_each_form() -> None:
@@ -38,9 +38,8 @@ def test_image_forms_table_has_a_line_for_each_form() -> None:
 def test_read_image_file_cut_in_the_middle_is_refused(form: ImageForm, tmp_path: Path) -> None:
     path = form.path(tmp_path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5])
-    with pytest.raises(DataError) as refused:
+    with refuses(path):
         read_image(path)
-    assert str(path) in str(refused.value)
 
 
 def test_read_image_png_with_an_altered_pixel_is_refused(tmp_path: Path) -> None:
@@ -66,9 +65,8 @@ def test_read_image_cut_file_is_refused_with_a_lenient_pillow(
 def test_read_image_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "loop.png").symlink_to("loop.png")
     for name in ("missing.png", "loop.png"):
-        with pytest.raises(DataError) as refused:
+        with refuses(name):
             read_image(tmp_path / name)
-        assert name in str(refused.value)
 
 
 def test_read_image_more_pixels_than_pillow_opens_safely_are_refused(
@@ -77,6 +75,5 @@ def test_read_image_more_pixels_than_pillow_opens_safely_are_refused(
     Image.fromarray(GREY).save(tmp_path / "1.png")
     for most in (GREY.size - 1, GREY.size // 2 - 1):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
-        with pytest.raises(DataError) as refused:
+        with refuses("1.png"):
             read_image(tmp_path / "1.png")
-        assert "1.png" in str(refused.value)

@@ -16,6 +16,7 @@ from secure_client.data.folder import read_folder
 from secure_client.data.npz import read_npz, write_npz
 from secure_client.data.samples import Samples, TrainTest
 from secure_client.errors import DataError
+from tests.support.refusals import refuses
 
 IMAGES = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3, 1)
 LABELS = np.array([0, 1])
@@ -97,38 +98,37 @@ def test_npz_python_objects_are_never_unpickled(tmp_path: Path) -> None:
     with np.load(path, allow_pickle=True) as archive:  # the trap works
         archive["y_train"]
     (tmp_path / "sprung").unlink()
-    with pytest.raises(DataError, match=r"trap\.npz"):
+    with refuses("trap.npz"):
         read_npz(path)
     assert not (tmp_path / "sprung").exists()
 
 
+WHOLE = {"x_train": IMAGES, "y_train": LABELS}
+
+
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("arrays", "named"),
     [
-        ({"y_train": LABELS}, "has only one of x_train and y_train"),
-        ({"x_test": IMAGES, "y_test": LABELS}, "has no x_train and y_train"),
-        ({"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES}, "has only one of x_test and y_test"),
-        ({"x_train": IMAGES, "y_train": LABELS[:1]}, "2 inputs, 1 labels"),
-        ({"x_train": IMAGES, "y_train": [0.0, 1.0]}, "give a whole number for each sample"),
-        ({"x_train": IMAGES, "y_train": [[0], [1]]}, "give a whole number for each sample"),
-        ({"x_train": IMAGES, "y_train": [-1, 1]}, "labels of sample 0 is -1"),
-        ({"x_train": IMAGES[:0], "y_train": LABELS[:0]}, "holds no samples"),
-        ({"x_train": LABELS, "y_train": LABELS}, r"inputs have shape \(2,\)"),
-        ({"x_train": IMAGES.astype(np.int32), "y_train": LABELS}, "inputs are int32"),
-        ({"x_train": [[0.0], [np.nan]], "y_train": LABELS}, "sample 1: feature 0"),
-        ({"x_train": [[1e300], [0.0]], "y_train": LABELS}, "sample 0: feature 0"),
-        ({"x_train": IMAGES, "y_train": LABELS, "class_names": [1, 2]}, "class_names .* dtype=str"),
-        ({"x_train": IMAGES, "y_train": LABELS, "class_names": [b"a", b"b"]}, "class_names .* dtype=str"),
-        (
-            {"x_train": IMAGES, "y_train": LABELS, "domain_train": LABELS, "domain_names": ["day"]},
-            "2 domains and 1 domain_names",
-        ),
+        ({"y_train": LABELS}, "x_train"),
+        ({"x_test": IMAGES, "y_test": LABELS}, "x_train"),
+        (WHOLE | {"x_test": IMAGES}, "y_test"),
+        (WHOLE | {"y_train": LABELS[:1]}, "train"),
+        (WHOLE | {"y_train": [0.0, 1.0]}, "labels"),
+        (WHOLE | {"y_train": [[0], [1]]}, "labels"),
+        (WHOLE | {"y_train": [-1, 1]}, "sample 0"),
+        ({"x_train": IMAGES[:0], "y_train": LABELS[:0]}, "train"),
+        (WHOLE | {"x_train": LABELS}, "(2,)"),
+        (WHOLE | {"x_train": IMAGES.astype(np.int32)}, "int32"),
+        (WHOLE | {"x_train": [[0.0], [np.nan]]}, "sample 1: feature 0"),
+        (WHOLE | {"x_train": [[1e300], [0.0]]}, "sample 0: feature 0"),
+        (WHOLE | {"class_names": [1, 2]}, "class_names"),
+        (WHOLE | {"class_names": [b"a", b"b"]}, "class_names"),
+        (WHOLE | {"domain_train": LABELS, "domain_names": ["day"]}, "domain_names"),
     ],
 )
-def test_npz_bad_array_is_named_with_its_file(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=rf"bad\.npz: .*{message}") as caught:
+def test_npz_bad_array_is_named_with_its_file(tmp_path: Path, arrays: dict[str, Any], named: str) -> None:
+    with refuses("bad.npz: ", named):
         read_npz(saved(tmp_path / "bad.npz", **arrays))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,12 @@ def test_npz_bad_array_is_named_with_its_file(tmp_path: Path, arrays: dict[str, 
     ],
 )
 def test_npz_array_nearly_named_like_a_missing_one_is_refused(name: str, meant: str, tmp_path: Path) -> None:
-    arrays = {"x_train": IMAGES, "y_train": LABELS, name: np.array(["cat", "dog"])}
-    with pytest.raises(DataError, match=rf"a\.npz: {name} .*{meant}"):
-        read_npz(saved(tmp_path / "a.npz", **arrays))
+    with refuses(f"a.npz: {name} ", meant):
+        read_npz(saved(tmp_path / "a.npz", **WHOLE, **{name: np.array(["cat", "dog"])}))
 
 
 def test_npz_missing_damaged_or_other_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none\.npz"):
+    with refuses("none.npz"):
         read_npz(tmp_path / "none.npz")
     path = saved(tmp_path / "cut.npz", x_train=IMAGES, y_train=LABELS)
     whole = path.read_bytes()
@@ -161,15 +160,15 @@ def test_npz_missing_damaged_or_other_file_is_refused(tmp_path: Path) -> None:
     for cause, contents in causes.items():
         for content in contents:
             path.write_bytes(content)
-            with pytest.raises(DataError, match=r"cut\.npz: ") as refused:
+            with pytest.raises(DataError) as refused:
                 read_npz(path)
             told = str(refused.value).rpartition("cut.npz: ")[2]
             assert [word for word in (*causes, "folder", "Python") if word in told] == [cause]
     (tmp_path / "folder.npz").mkdir()
-    with pytest.raises(DataError, match=r"folder\.npz"):
+    with refuses("folder.npz"):
         read_npz(tmp_path / "folder.npz")
     np.save(tmp_path / "single.npy", IMAGES)
-    with pytest.raises(DataError, match=r"single\.npy"):
+    with refuses("single.npy"):
         read_npz(tmp_path / "single.npy")
 
 
@@ -181,6 +180,7 @@ def test_npz_16_bit_images_are_scaled(tmp_path: Path) -> None:
 
 
 def test_npz_folder_in_its_place_is_named_without_another_cause(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"^{tmp_path}: ") as refused:
+    with pytest.raises(DataError) as refused:
         read_npz(tmp_path)
+    assert str(refused.value).startswith(f"{tmp_path}: ")
     assert "damaged" not in str(refused.value)

@@ -22,7 +22,7 @@ from secure_client.data.npz import read_npz, write_npz
 from secure_client.data.samples import Samples, join_samples, make_samples
 from secure_client.data.site_data import number_subjects
 from secure_client.data.sources import load_sources
-from secure_client.errors import DataError
+from tests.support.refusals import refuses
 from tests.support.small import small_agreement
 
 IMAGES, LABELS = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 2, 0])
@@ -54,7 +54,7 @@ def test_subjects_of_an_npz_without_the_array_are_unknown(tmp_path: Path) -> Non
     "subjects", [NAMES[:3], NAMES[:, None], np.array([0.5, 1.0, 2.0, 3.0]), np.array([True] * 4)]
 )
 def test_subjects_of_other_shape_or_type_are_refused(tmp_path: Path, subjects: Any) -> None:
-    with pytest.raises(DataError, match=r"subjects .*4"):
+    with refuses("subjects", "4"):
         load_site_data(saved(tmp_path / "a.npz", subjects=subjects), None, agreed())
 
 
@@ -115,22 +115,21 @@ def test_subjects_of_a_folder_of_every_layout_are_a_list(tmp_path: Path, layout:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "named"),
     [
-        (COMPLETE.replace("    train/cat/2.png,7\n", ""), r"no subject for train/cat/2\.png"),
-        (COMPLETE.replace(",7\n", ",\n"), r"no subject for train/cat/2\.png"),
-        (COMPLETE.replace("file,subject", "image,owner"), "CSV .*header file,subject"),
+        (COMPLETE.replace("    train/cat/2.png,7\n", ""), "train/cat/2.png"),
+        (COMPLETE.replace(",7\n", ",\n"), "train/cat/2.png"),
+        (COMPLETE.replace("file,subject", "image,owner"), "file,subject"),
     ],
 )
-def test_subjects_list_that_leaves_an_image_out_is_refused(folder: Path, text: str, reason: str) -> None:
-    told(folder, text)
-    with pytest.raises(DataError, match=reason):
-        read_folder(folder, None)
+def test_subjects_list_that_leaves_an_image_out_is_refused(folder: Path, text: str, named: str) -> None:
+    with refuses("subjects.csv", named):
+        read_folder(told(folder, text), None)
 
 
 def test_subjects_list_that_is_no_text_is_refused(folder: Path) -> None:
     (folder / "subjects.csv").write_bytes(b"file,subject\n\xff\xff,1\n")
-    with pytest.raises(DataError, match=r"subjects\.csv: line 2 "):
+    with refuses("subjects.csv: line 2 "):
         read_folder(folder, None)
 
 
@@ -148,9 +147,9 @@ def test_subjects_list_of_a_spreadsheet_is_read(folder: Path) -> None:
         assert subjects is not None
         assert subjects.tolist() == expected.tolist()
     (folder / "subjects.csv").write_bytes(text.encode("utf-16"))
-    with pytest.raises(DataError, match=r"subjects\.csv"):
+    with refuses("subjects.csv"):
         read_folder(folder, None)
-    with pytest.raises(DataError, match=r"train/cat/2\.png"):
+    with refuses("train/cat/2.png"):
         read_folder(told(folder, COMPLETE + "    train/cat/2.png,8\n"), None)
 
 
@@ -202,7 +201,7 @@ def test_subjects_of_a_data_function_are_read(own: str, function: str) -> None:
 
 
 def test_subjects_of_a_data_function_of_another_number_are_refused(own: str) -> None:
-    with pytest.raises(DataError, match=r"subjects .*2"):
+    with refuses("subjects", "2"):
         load_site_data(f"{own}:short", None, agreed())
 
 
@@ -258,7 +257,7 @@ def test_subjects_absent_keep_the_digest() -> None:
 
 @pytest.mark.parametrize("option", ["subject=0", "subject=x", "subject=-3"])
 def test_subjects_made_up_have_a_record_each(option: str) -> None:
-    with pytest.raises(DataError, match=r"is not above 0|is not a number"):
+    with refuses(option.partition("=")[2]):
         parse_split(f"iid:{option}")
 
 
@@ -277,5 +276,5 @@ def test_subjects_of_sites_files_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [b"\xd6dem/1.png", b"\xd6st/cat/1.png"], ids=["a class", "a domain"])
 def test_folder_whose_name_is_not_utf_8_is_named(place: bytes, tmp_path: Path) -> None:
     picture(tmp_path / os.fsdecode(place))
-    with pytest.raises(DataError, match=os.fsdecode(place.partition(b"/")[0])):
+    with refuses(os.fsdecode(place.partition(b"/")[0])):
         read_folder(tmp_path, None)

@@ -16,6 +16,7 @@ from secure_client.data.dataset_labels import NumberedDataset
 from secure_client.data.preprocess import fit_images, read_item, to_tensor
 from secure_client.data.samples import make_samples
 from secure_client.errors import DataError
+from tests.support.refusals import refuses
 
 GREY = PreprocessingSection(image_size=8, channels=1, mean=(0.0,), std=(1.0,))
 RGB = PreprocessingSection(image_size=8, channels=3, mean=(0.0,) * 3, std=(1.0,) * 3)
@@ -60,9 +61,8 @@ def test_make_samples_byte_order_changes_no_value(given: NDArray[Any]) -> None:
 
 def test_make_samples_masked_values_are_refused() -> None:
     masked = np.ma.masked_less(FEATURES, 0.0)
-    with pytest.raises(DataError) as refused:
+    with refuses("own:data"):
         make_samples(masked, [0] * 5, where="own:data")
-    assert str(refused.value).startswith("own:data")
 
 
 def test_read_item_bfloat16_keeps_its_values() -> None:
@@ -95,22 +95,18 @@ def test_read_item_bfloat16_keeps_its_values() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_make_samples_values_that_would_change_are_refused(inputs: Any, place: str) -> None:
-    with pytest.raises(DataError) as refused:
+    with refuses("clinic.npz", place):
         make_samples(inputs, [0] * len(inputs), where="clinic.npz")
-    assert str(refused.value).startswith("clinic.npz")
-    assert place in str(refused.value)
 
 
 def test_make_samples_several_shapes_are_refused() -> None:
-    with pytest.raises(DataError) as refused:
+    with refuses("own:data"):
         make_samples([[1.0], [1.0, 2.0]], [0, 1], where="own:data")
-    assert str(refused.value).startswith("own:data")
 
 
 def test_make_samples_samples_on_the_last_axis_are_refused() -> None:
-    with pytest.raises(DataError) as refused:
+    with refuses("(8, 8, 3, 50)"):
         make_samples(np.zeros((8, 8, 3, 50), np.uint8), [0] * 50, where="clinic.npz")
-    assert "(8, 8, 3, 50)" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +124,8 @@ def test_make_samples_samples_on_the_last_axis_are_refused() -> None:
     ids=lambda image: f"{image.dtype}-{tuple(image.shape)}",
 )
 def test_read_item_values_that_would_change_are_refused_with_the_sample(image: torch.Tensor) -> None:
-    with pytest.raises(DataError) as refused:
+    with refuses("own:data: sample 1"):
         read_item(NumberedDataset([(torch.zeros(1), 0), (image, 0)], "own:data"), 1)  # type: ignore[arg-type]  # is indexed alike
-    assert "own:data: sample 1" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +143,8 @@ def test_read_item_values_that_would_change_are_refused_with_the_sample(image: t
     ],
 )
 def test_to_tensor_images_in_another_form_are_refused(images: Any, agreed: PreprocessingSection) -> None:
-    with pytest.raises(DataError) as refused:
+    with refuses("clinic.npz"):
         to_tensor(images.astype(np.float32), agreed, where="clinic.npz")
-    assert str(refused.value).startswith("clinic.npz")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +196,7 @@ def test_check_label_whole_number_of_any_type_is_a_label(label: Any, read: Calla
 def test_check_label_that_would_be_cut_or_cast_is_refused_with_its_sample(
     label: Any, read: Callable[..., list[int]]
 ) -> None:
-    with pytest.raises(DataError, match="sample 1"):
+    with refuses("sample 1"):
         read(OneLabel(label))
 
 
@@ -227,7 +221,7 @@ def test_check_label_that_would_be_cut_or_cast_is_refused_with_its_sample(
 def test_make_samples_labels_that_are_no_whole_numbers_are_refused(
     labels: Any, read: Callable[..., list[int]]
 ) -> None:
-    with pytest.raises(DataError, match=r"^own_labels:build: train: "):
+    with refuses("own_labels:build: train: "):
         read((np.zeros((2, 8, 8), np.uint8), labels))
 
 

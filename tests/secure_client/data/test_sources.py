@@ -13,7 +13,7 @@ from secure_client.data.sources import (
     read_sources,
     suggest_preprocessing,
 )
-from secure_client.errors import DataError
+from tests.support.refusals import refuses
 from tests.support.tables import AGE, CLASSES, save, section, written
 
 
@@ -65,7 +65,7 @@ def test_join_sources_classes_are_matched_by_name() -> None:
     assert join_sources([named], None, ("bird", "cat", "dog")).train.labels.tolist() == [2, 1, 1]
     numbered = source("numbered", (2, 2, 1), labels=(2, 0))
     assert join_sources([numbered], None, ("bird", "cat", "dog")).train.labels.tolist() == [2, 0]
-    with pytest.raises(DataError, match=r"^named: .*'cat'.*'cats'"):
+    with refuses("named:", "'cat'", "'cats'"):
         join_sources([named], None, ("dog", "cats"))
 
 
@@ -80,7 +80,7 @@ def test_list_classes_without_an_agreement_follow_from_the_data() -> None:
 def test_join_sources_without_a_common_class_need_a_mapping() -> None:
     digits = source("digits", (2,), classes=("0", "1"))
     words = source("words", (2,), classes=("zero", "one"))
-    with pytest.raises(DataError, match="digits"):
+    with refuses("digits"):
         join_sources([digits, words], None, None)
     data = join_sources([digits, words], None, None, class_names={"zero": "0", "one": "1"})
     assert (data.classes, data.train.labels.tolist()) == (("0", "1"), [0, 1, 0, 1])
@@ -93,19 +93,16 @@ def test_join_sources_without_a_common_class_need_a_mapping() -> None:
 
 
 def test_join_sources_label_outside_the_classes_is_refused() -> None:
-    with pytest.raises(DataError, match=r"^a: .*label 3"):
+    with refuses("a:", "label 3"):
         join_sources([source("a", (2,), labels=(0, 3))], None, ("x", "y"))
-    with pytest.raises(DataError, match=r"^a: .*label 3"):
+    with refuses("a:", "label 3"):
         join_sources([source("a", (2,), labels=(0, 3), classes=("x",))], None, ("x", "y", "z", "w"))
 
 
 def test_join_sources_other_shape_or_parts_are_refused() -> None:
-    with pytest.raises(DataError) as raised:
+    with refuses("b: ", "(5, 4, 1)", "(4, 4, 1)"):
         join_sources([source("a", (4, 4, 1)), source("b", (5, 4, 1))], None, None)
-    assert str(raised.value).startswith("b: ")
-    assert "(5, 4, 1)" in str(raised.value)
-    assert "(4, 4, 1)" in str(raised.value)
-    with pytest.raises(DataError, match=r"^b: "):
+    with refuses("b: "):
         join_sources([source("a", (4, 4, 1), test=True), source("b", (4, 4, 1))], None, None)
 
 
@@ -116,11 +113,8 @@ def test_join_sources_images_beside_rows_are_refused(images: str) -> None:
     mixed = StoredData("a", both["train"], both["test"], None, ("a",))
     agreed = suggest_preprocessing([source("a", (8, 8, 1))])
     for inputs in (agreed, None):
-        with pytest.raises(DataError) as raised:
+        with refuses("a: the test samples", "(64,)", "(8, 8, 1)"):
             join_sources([mixed], inputs, ("x", "y"))
-        assert "a: the test samples" in str(raised.value)
-        assert "(64,)" in str(raised.value)
-        assert "(8, 8, 1)" in str(raised.value)
 
 
 def test_suggest_preprocessing_features_need_none() -> None:
@@ -128,18 +122,18 @@ def test_suggest_preprocessing_features_need_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("spec", "named"),
     [
-        ("minst", r"no data set is called 'minst'; did you mean 'mnist'\?"),
-        ("zzz", "no data set is called 'zzz'; known: .*digits.*svhn.* npz:PATH, folder:PATH"),
-        ("digits+", "no data set is called ''"),
-        ("sites:/data", r"holds several sites' data.* npz:/data/NAME\.npz"),
-        ("npz:/nowhere.npz", r"/nowhere\.npz: .*not exist"),
-        ("mnist", "set --data-root"),
+        ("minst", "'mnist'"),
+        ("zzz", "svhn"),
+        ("digits+", "''"),
+        ("sites:/data", "npz:/data/NAME.npz"),
+        ("npz:/nowhere.npz", "/nowhere.npz"),
+        ("mnist", "--data-root"),
     ],
 )
-def test_read_sources_unknown_name_is_refused(spec: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_read_sources_unknown_name_is_refused(spec: str, named: str) -> None:
+    with refuses(named):
         read_sources(spec, data_root=None, agreed=None)
 
 
@@ -160,7 +154,7 @@ def test_read_sources_path_under_the_data_root_is_read(tmp_path: Path) -> None:
     assert spec == "npz:DATA_ROOT/clinic.npz+npz:/elsewhere/other.npz"
     (here,) = read_sources(spec.split("+", maxsplit=1)[0], data_root=tmp_path, agreed=None)
     assert here.train.inputs.shape == (2, 3)
-    with pytest.raises(DataError, match=r"DATA_ROOT/clinic\.npz"):
+    with refuses("DATA_ROOT/clinic.npz"):
         read_sources("npz:DATA_ROOT/clinic.npz", data_root=None, agreed=None)
 
 
@@ -175,9 +169,8 @@ def test_load_sources_file_that_is_read_twice_is_refused(
         save(tmp_path, f"age,label\n{number},ill\n", name)
     form = written(**({} if test is None else {"test": str(tmp_path / test)}))
     spec = f"table:{tmp_path}/north.csv+table:{tmp_path}/{second}"
-    with pytest.raises(DataError) as refused:
+    with refuses(str(tmp_path / (test or second))):
         load_sources(spec, data_root=None, agreed=section(AGE), classes=CLASSES, written=form)
-    assert str(refused.value).startswith(str(tmp_path / (test or second)))
 
 
 def test_load_sources_subject_in_two_parts_is_refused(tmp_path: Path) -> None:
@@ -186,6 +179,5 @@ def test_load_sources_subject_in_two_parts_is_refused(tmp_path: Path) -> None:
         save(tmp_path, f"id,age,label\n{test},6,ill\n", f"{name}-test.csv")
         save(tmp_path, f'[table]\nsubject = "id"\ntest = "{name}-test.csv"\n', f"{name}.toml")
     spec = f"table:{tmp_path}/north.csv+table:{tmp_path}/south.csv"
-    with pytest.raises(DataError) as refused:
+    with refuses(tmp_path / "south.csv"):
         load_sources(spec, data_root=None, agreed=section(AGE), classes=CLASSES)
-    assert str(refused.value).startswith(str(tmp_path / "south.csv"))

@@ -12,8 +12,8 @@ from secure_client.config import load_site
 from secure_client.data import load_site_data
 from secure_client.data.sources import read_sources
 from secure_client.data.table import describe_table, parse_table
-from secure_client.errors import DataError
 from secure_client.site_check import check_site
+from tests.support.refusals import refuses
 from tests.support.tables import AGE, CHOL, CLASSES, PAIN, SEX, save, section, written
 
 ROWS = "age,sex,chol,pain,label\n30,1,200,none,ill\n50,1,?,?,ill\n40,1,260,much,healthy\n"
@@ -72,10 +72,8 @@ def test_check_units_column_in_another_unit_is_refused_until_named(tmp_path: Pat
     """Cholesterol in mmol/l, where mg/dl is agreed."""
     path = save(tmp_path, "chol,label\n" + "5.1,ill\n4.8,healthy\n" * 5)
     agreed = section(CHOL | {"scale": [210.0, 40.0]})
-    with pytest.raises(DataError) as refused:
+    with refuses(path, "'chol'"):
         read_sources(f"table:{path}", data_root=None, agreed=agreed, classes=CLASSES)
-    assert str(path) in str(refused.value)
-    assert "'chol'" in str(refused.value)
     named = written(far_from_scale=["chol"])
     assert read_sources(f"table:{path}", data_root=None, agreed=agreed, classes=CLASSES, written=named)
 
@@ -83,7 +81,7 @@ def test_check_units_column_in_another_unit_is_refused_until_named(tmp_path: Pat
 def test_check_units_test_table_in_another_unit_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, "chol,label\n201,ill\n188,ill\n")
     test = save(tmp_path, "chol,label\n" + "5.1,ill\n" * 10, "test.csv")
-    with pytest.raises(DataError) as refused:
+    with refuses(test):
         read_sources(
             f"table:{path}",
             data_root=None,
@@ -91,15 +89,13 @@ def test_check_units_test_table_in_another_unit_is_refused(tmp_path: Path) -> No
             classes=CLASSES,
             written=written(test=str(test)),
         )
-    assert str(test) in str(refused.value)
 
 
 def test_read_sources_format_beside_the_table_of_a_site_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, "age,label\n40,ill\n")
     beside = save(tmp_path, "[table]\nmissing_in = {age = ['40']}\n", path.with_suffix(".toml").name)
-    with pytest.raises(DataError) as refused:
+    with refuses(beside):
         read_sources(f"table:{path}", data_root=None, agreed=section(AGE), classes=CLASSES, written=written())
-    assert str(beside) in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -130,13 +126,11 @@ def test_load_site_data_arrays_are_features_before_scaling(tmp_path: Path, featu
         data = load_site_data(f"npz:{tmp_path}/a.npz", None, agreement)
         assert data.train[0][0].tolist() == [1.0, 45.0]
         return
-    with pytest.raises(DataError) as refused:
+    with refuses("a.npz"):
         load_site_data(f"npz:{tmp_path}/a.npz", None, agreement)
-    assert "a.npz" in str(refused.value)
 
 
 def test_load_site_data_user_function_is_no_table(tmp_path: Path) -> None:
     agreement = load_agreement(save(tmp_path, AGREEMENT, "agreement.toml"))
-    with pytest.raises(DataError) as refused:
+    with refuses("my_rows:build"):
         load_site_data("my_rows:build", None, agreement)
-    assert "my_rows:build" in str(refused.value)

@@ -12,6 +12,7 @@ from agreement import Agreement, PreprocessingSection
 from secure_client.data import load_site_data
 from secure_client.data.sources import load_sources
 from secure_client.errors import DataError, PluginError
+from tests.support.refusals import refuses
 
 AGREED = PreprocessingSection(image_size=4, channels=1, mean=(0.5,), std=(0.5,))
 
@@ -141,39 +142,37 @@ def test_user_data_dataset_is_read_once_in_a_simulation(own: str) -> None:
 
 
 def test_user_data_dataset_of_several_shapes_is_refused_in_a_simulation(own: str) -> None:
-    with pytest.raises(DataError) as raised:
+    with refuses(f"{own}:uneven: sample 1: "):
         load_sources(f"{own}:uneven", data_root=None, agreed=None, classes=None)
-    assert f"{own}:uneven: sample 1: " in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "named"),
     [
-        ("empty", "train: holds no samples"),
-        ("single", r"returned Counting; return the pair \(train, test\)"),
-        ("stream", "train: is Stream, an IterableDataset"),
-        ("counted_stream", "train: is CountedStream, an IterableDataset"),
-        ("tensors", "train: is a pair of tensors; wrap it: TensorDataset"),
-        ("pictures", "train: is list; return a torch Dataset"),
+        ("empty", "train: "),
+        ("single", "Counting"),
+        ("stream", "train: is Stream"),
+        ("counted_stream", "train: is CountedStream"),
+        ("tensors", "train: "),
+        ("pictures", "train: is list"),
     ],
 )
-def test_user_data_invalid_return_value_is_refused(own: str, function: str, message: str) -> None:
-    with pytest.raises(DataError, match=rf"{own}:{function}.*{message}"):
+def test_user_data_invalid_return_value_is_refused(own: str, function: str, named: str) -> None:
+    with refuses(f"{own}:{function}", named):
         load_site_data(f"{own}:{function}", None, agreement())
 
 
 @pytest.mark.parametrize("function", ["outside", "nan", "unlabelled", "flat", "wide"])
 def test_user_data_bad_sample_is_named_when_it_is_read(own: str, function: str) -> None:
     data = load_site_data(f"{own}:{function}", None, agreement())
-    with pytest.raises(DataError) as raised:
+    with refuses(f"{own}:{function}: train: sample 0: "):
         data.train[0]
-    assert f"{own}:{function}: train: sample 0: " in str(raised.value)
 
 
 def test_user_data_function_that_cannot_be_called_is_a_plugin_error(own: str) -> None:
-    with pytest.raises(PluginError, match="data_root="):
+    with refuses("data_root=", error=PluginError):
         load_site_data(f"{own}:no_arguments", None, agreement())
-    with pytest.raises(PluginError, match="'absent'"):
+    with refuses("'absent'", error=PluginError):
         load_site_data(f"{own}:absent", None, agreement())
 
 

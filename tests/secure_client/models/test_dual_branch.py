@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
 
 from agreement.registry.recipe import Recipe, Trains
 from algorithms.feddbp import FeddbpLoss, fuse
@@ -28,6 +26,8 @@ from secure_client.models.prototype_model import (
 from secure_client.training.job import Schedule, trained_parameters
 from secure_client.training.learner import Learner
 from tests.algorithms import feddbp_reference as reference
+from tests.support.refusals import refuses
+from tests.support.site_data import digit_scans
 
 CLASSES, DIM = 10, 16
 
@@ -152,7 +152,7 @@ def test_dual_branch_classifier_that_is_no_module_is_refused() -> None:
         def classifier(self, features: Tensor) -> Tensor:  # type: ignore[override]
             return features
 
-    with pytest.raises(ModelError, match=r"model\.classifier"):
+    with refuses("model.classifier", error=ModelError):
         DualBranch(Headless(), DIM)
 
 
@@ -161,14 +161,7 @@ def test_dual_branch_without_branches_is_refused() -> None:
         DualBranch(counting()[1], DIM, share=False, decision=False)
 
 
-def digits(start: int, stop: int) -> TensorDataset:
-    """Return scikit-learn's real scans, N×1×8×8 in [0, 1]."""
-    scans = load_digits()
-    images = torch.tensor(scans.images[start:stop] / 16, dtype=torch.float32)
-    return TensorDataset(images.unsqueeze(1), torch.tensor(scans.target[start:stop]))
-
-
-TRAIN, TEST = digits(0, 90), digits(90, 150)
+TRAIN, TEST = digit_scans(0, 90), digit_scans(90, 150)
 
 
 def learner(objective: FeddbpLoss, *, epochs: int = 6, scores: bool = True, **branches: bool) -> Learner:
@@ -214,7 +207,7 @@ def test_dual_branch_whole_round_is_that_of_the_equations() -> None:
         site.train(seed, None)
     prototypes = [site.prototypes()[0] for site in sites]
     mean, everyone = (prototypes[0] + prototypes[1]) / 2, np.ones(CLASSES, dtype=np.bool_)
-    scores = sites[0].scores()
+    scores = sites[0].scores(sites[0].embed())
     assert scores is not None
     rows, present = fuse(prototypes[0], everyone, scores, mean, everyone, eta=1.0, top=3)
     from_own = (rows == prototypes[0]) & (prototypes[0] != mean)
@@ -226,7 +219,7 @@ def test_dual_branch_whole_round_is_that_of_the_equations() -> None:
 def test_fisher_scores_are_those_of_a_loop() -> None:
     site = learner(FeddbpLoss())
     site.train(1, None)
-    found = site.scores()
+    found = site.scores(site.embed())
     model = site.predictor
     sums, counts = np.zeros((CLASSES, DIM)), np.zeros((CLASSES, 1))
     for image, label in zip(*TRAIN.tensors, strict=True):
@@ -238,8 +231,8 @@ def test_fisher_scores_are_those_of_a_loop() -> None:
     assert found is not None
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, sums / counts, rtol=1e-3, atol=1e-12)
-    np.testing.assert_array_equal(found, site.scores())
-    assert learner(FeddbpLoss(), scores=False).scores() is None
+    np.testing.assert_array_equal(found, site.scores(site.embed()))
+    assert learner(FeddbpLoss(), scores=False).scores([]) is None
 
 
 def test_accuracy_by_prototype_is_the_decision_branchs() -> None:
@@ -286,7 +279,7 @@ def test_dual_branch_restarted_site_trains_as_one_that_was_not() -> None:
     targets = own_targets(steady)
     restarted.load(steady.state())
     assert restarted.train(2, targets) == steady.train(2, targets)
-    first, second = restarted.scores(), steady.scores()
+    first, second = (each.scores(each.embed()) for each in (restarted, steady))
     assert first is not None
     assert second is not None
     np.testing.assert_array_equal(first, second)

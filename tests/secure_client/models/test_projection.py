@@ -30,6 +30,7 @@ from secure_client.training.averaged_parameters import AveragedPart
 from secure_client.training.batches import open_source
 from secure_client.training.job import Job, Schedule
 from secure_client.training.loop import run_job
+from tests.support.refusals import refuses
 from tests.support.small import small_agreement
 
 FROM, DIM, CLASSES = 24, 8, 3
@@ -174,7 +175,7 @@ def test_projected_model_classifier_that_is_no_module_is_refused() -> None:
     model = small()
     del model.classifier
     model.classifier = lambda features: features  # type: ignore[assignment]  # a site's own may be anything
-    with pytest.raises(ModelError, match=r"model\.classifier"):
+    with refuses("model.classifier", error=ModelError):
         project(model, FROM, DIM, seed=0)
 
 

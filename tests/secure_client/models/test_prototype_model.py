@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from secure_client.errors import ModelError, PluginError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model, check_model
+from tests.support.refusals import refuses
 
 OWN_MODELS = """
 import torch
@@ -159,36 +160,30 @@ def test_build_model_sites_own_model_is_adopted(own_models: str, function: str) 
 def test_build_model_bad_model_names_the_function(
     own_models: str, function: str, error: type[Exception], named: str
 ) -> None:
-    with pytest.raises(error) as raised:
+    with refuses(own_models, named, error=error):
         build(f"{own_models}:{function}")
-    assert own_models in str(raised.value)
-    assert named in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("spec", "error", "message"),
+    ("spec", "error", "named"),
     [
-        (
-            "resnet19",
-            ModelError,
-            "no model is called 'resnet19'; use small-cnn, fedpc-cnn, tanh-cnn, .*mobilenet-v2, mlp or module:function",
-        ),
-        ("model:", PluginError, "not of the form module:function"),
-        ("a b:build", PluginError, "not of the form module:function"),
-        ("no_such_module:build", PluginError, "put no_such_module.py into"),
-        ("own_models_that_fail:build", PluginError, "No module named 'a_module_nobody_has'"),
+        ("resnet19", ModelError, "mobilenet-v2"),
+        ("model:", PluginError, "module:function"),
+        ("a b:build", PluginError, "module:function"),
+        ("no_such_module:build", PluginError, "no_such_module.py"),
+        ("own_models_that_fail:build", PluginError, "'a_module_nobody_has'"),
     ],
 )
 def test_build_model_bad_spec_is_refused(
-    own_models: str, spec: str, error: type[Exception], message: str
+    own_models: str, spec: str, error: type[Exception], named: str
 ) -> None:
-    with pytest.raises(error, match=message):
+    with refuses(spec.partition(":")[0], named, error=error):
         build(spec)
 
 
 def test_load_function_file_here_replaces_no_installed_module(own_models: str, tmp_path: Path) -> None:
     (tmp_path / "colorsys.py").write_text("def rgb_to_hsv(num_classes, dim): raise SystemExit")
-    with pytest.raises(PluginError, match="num_classes="):
+    with refuses("num_classes=", error=PluginError):
         build("colorsys:rgb_to_hsv")
 
 
@@ -196,7 +191,7 @@ def test_load_function_file_here_replaces_no_installed_module(own_models: str, t
     ("spec", "least"), [("small-cnn", 4), ("fedpc-cnn", 16), ("tanh-cnn", 16), ("scatternet", 8)]
 )
 def test_build_model_too_small_an_image_is_refused(spec: str, least: int) -> None:
-    with pytest.raises(ModelError, match=f"{least}×{least}.*{least - 1}×{least - 1}"):
+    with refuses(f"{least}×{least}", f"{least - 1}×{least - 1}", error=ModelError):
         build(spec, image_size=least - 1)
     build(spec, image_size=least)
 
@@ -229,16 +224,14 @@ def test_check_model_outputs_of_another_shape_are_refused(
     features: Tensor, logits: object, named: str
 ) -> None:
     wrong: Any = Wrong(features, logits)
-    with pytest.raises(ModelError) as raised:
+    with refuses(named, error=ModelError):
         check_model(wrong, torch.zeros(2, 1), classes=5, dim=4)
-    assert named in str(raised.value)
 
 
 def test_check_model_other_inputs_are_refused_and_the_mode_stays() -> None:
     model = build("small-cnn").train()
-    with pytest.raises(ModelError) as raised:
+    with refuses("(2, 3, 8, 8)", error=ModelError):
         check_model(model, torch.zeros(2, 3, 8, 8), classes=5, dim=16)
-    assert "(2, 3, 8, 8)" in str(raised.value)
     assert model.training
 
 

@@ -137,7 +137,7 @@ def _exact_rows(learner: Learner) -> dict[str, Any]:
 
 
 def _exact_clusters(learner: Learner) -> dict[str, Any]:
-    return {"local": learner.local_clusters(), "counts": learner.counts}
+    return {"local": learner.local_clusters(learner.embed()), "counts": learner.counts}
 
 
 def _exact_weights(patch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def _exact_weights(patch: pytest.MonkeyPatch) -> None:
 
 
 def _exact_scores(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Learner, "scores_at", lambda self, *_: self.scores())
+    patch.setattr(Learner, "scores_at", lambda self, *_: self.scores(self.embed()))
 
 
 DOUBLES: dict[str, tuple[Method, Double, str]] = {

@@ -223,7 +223,7 @@ def test_scores_are_at_the_released_prototypes(tmp_path: Path) -> None:
         wrong = torch.eye(CLASSES).double() - torch.softmax(at @ weight.T + bias, dim=1)
         expected = (wrong @ weight).square().numpy()
         np.testing.assert_allclose(learner.values.scores(), expected, rtol=1e-4, atol=1e-9)
-        over_records = learner._learner.scores()
+        over_records = learner._learner.scores(learner._learner.embed())
         assert over_records is not None
         assert np.abs(over_records - expected).max() > 0.05 * np.abs(expected).max()
 

@@ -13,6 +13,7 @@ from agreement import ModelPart
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model
 from secure_client.training.averaged_parameters import AveragedPart
+from tests.support.refusals import refuses
 
 
 class OwnModel(nn.Module):
@@ -103,17 +104,17 @@ def test_averaged_sizes_of_built_in_models(spec: str, sizes: tuple[int, int]) ->
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        (lambda vector: vector[:-1], r"shape \(32,\), the model's part \(33,\)"),
-        (lambda vector: vector.reshape(3, 11), r"shape \(3, 11\)"),
-        (lambda vector: np.where(np.arange(33) == 32, np.nan, vector), "not finite"),
+        (lambda vector: vector[:-1], "(32,)"),
+        (lambda vector: vector.reshape(3, 11), "(3, 11)"),
+        (lambda vector: np.where(np.arange(33) == 32, np.nan, vector), "finite"),
     ],
 )
-def test_averaged_load_vector_that_does_not_fit_changes_nothing(change: Any, message: str) -> None:
+def test_averaged_load_vector_that_does_not_fit_changes_nothing(change: Any, named: str) -> None:
     model = own_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ModelError, match=message):
+    with refuses(named, error=ModelError):
         AveragedPart(model).load(change(np.zeros(33)))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -146,7 +147,7 @@ class Undivided(nn.Module):
 
 def test_averaged_classifier_that_is_no_module_is_refused() -> None:
     undivided: Any = Undivided()
-    with pytest.raises(ModelError, match=r"model\.classifier"):
+    with refuses("model.classifier", error=ModelError):
         AveragedPart(undivided)
 
 
@@ -154,7 +155,7 @@ def test_averaged_parameters_that_are_no_real_numbers_are_refused() -> None:
     backbone = nn.Linear(2, 2)
     backbone.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     model: PrototypeModel = SplitModel(backbone, nn.Linear(2, 2))
-    with pytest.raises(ModelError, match=r"'backbone\.phase'"):
+    with refuses("'backbone.phase'", error=ModelError):
         AveragedPart(model)
 
 
@@ -235,7 +236,7 @@ def test_averaged_nothing_is_empty() -> None:
     assert averaged.sizes == (0, 0)
     assert averaged.vector().shape == (0,)
     assert moved_by(ModelPart.NOTHING) == set()
-    with pytest.raises(ModelError, match=r"\(1,\).*\(0,\)"):
+    with refuses("(1,)", "(0,)", error=ModelError):
         averaged.load(np.ones(1))
 
 

@@ -109,7 +109,7 @@ def test_feature_passes_of_an_exchange_are_one(site: Site, passes: Callable[[], 
     apart, apart_counts = learner.prototypes()
     np.testing.assert_array_equal(rows, within(site, apart))
     np.testing.assert_array_equal(counts, apart_counts)
-    scores, local = learner.scores(), learner.local_clusters()
+    scores, local = learner.scores(learner.embed()), learner.local_clusters(learner.embed())
     assert (scores is None) is (site.agreement.method is not Method.FEDDBP)
     assert (local is None) is (not site.agreement.clusters)
     if scores is not None:

@@ -27,7 +27,9 @@ def recorded(folder: Path, **changes: Any) -> TrainingRecord:
     """Train a tiny model with a recorder, and return the record that is read back."""
     inputs, labels = images(UNITS)
     run_job(
-        job_of(tiny(), inputs, labels, epochs=EPOCHS, recorder=StepRecords(folder).of_training(1), **changes)
+        job_of(
+            tiny(), inputs, labels, epochs=EPOCHS, recorder=StepRecords(folder).open_recorder(1), **changes
+        )
     )
     (record,) = read_step_records(folder)
     return record
@@ -72,7 +74,7 @@ def test_step_recorder_changes_no_bit_of_training(tmp_path: Path, monkeypatch: p
         losses = run_job(job)
         return torch.cat([flat(job.model), torch.tensor([losses.total], dtype=torch.float64)])
 
-    assert torch.equal(trained(), trained(recorder=StepRecords(tmp_path).of_training(1)))
+    assert torch.equal(trained(), trained(recorder=StepRecords(tmp_path).open_recorder(1)))
 
 
 def test_step_record_units_are_subjects_if_records_have_owners(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_step_record_of_failed_training_has_its_complete_steps(
     inputs, labels = images(UNITS)
     job = job_of(tiny(), inputs, labels, epochs=EPOCHS)
     with pytest.raises(RuntimeError):
-        run_job(replace(job, recorder=StepRecords(tmp_path).of_training(1)))
+        run_job(replace(job, recorder=StepRecords(tmp_path).open_recorder(1)))
     assert read_step_records(tmp_path)[0].steps == 4
 
 
@@ -126,7 +128,7 @@ def test_step_record_that_cannot_be_written_ends_no_training(tmp_path: Path) -> 
     taken.write_text("")
     inputs, labels = images(UNITS)
     model = tiny()
-    run_job(job_of(model, inputs, labels, recorder=StepRecords(taken).of_training(1)))
+    run_job(job_of(model, inputs, labels, recorder=StepRecords(taken).open_recorder(1)))
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert taken.read_text() == ""
 

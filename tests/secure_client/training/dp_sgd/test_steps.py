@@ -39,6 +39,7 @@ from tests.secure_client.training.dp_sgd.private_training import (
     silence,
     tiny,
 )
+from tests.support.refusals import refuses
 
 
 def by_opacus(job: Job, settings: DpSgdSection) -> Tensor:
@@ -114,7 +115,7 @@ def test_run_privately_losses_are_means_over_the_last_epochs_records(silent: Non
 def test_run_privately_diverged_training_is_refused_by_its_parameters() -> None:
     inputs, labels = images(4)
     job = job_of(tiny(), inputs, labels, dp_sgd=ALL, epochs=2)
-    with pytest.raises(TrainingError, match="learning rate"):
+    with refuses("learning rate", error=TrainingError):
         run_job(replace(job, schedule=replace(job.schedule, lr=3e38)))
 
 
@@ -153,7 +154,7 @@ def test_train_with_dp_sgd_never_leaves_out_the_noise(
 
 def test_run_privately_proximal_term_is_refused() -> None:
     inputs, labels = images(1)
-    with pytest.raises(ModelError, match="proximal"):
+    with refuses("proximal", error=ModelError):
         run_privately(job_of(tiny(), inputs, labels, proximal=0.1), ALL)
 
 
