@@ -152,7 +152,8 @@ class Session:
         self._setup.check_not_over()
         self._order.check(key)
         # One transaction stores the answer and all effects of the request: after a crash, either all are stored or
-        # none.
+        # none. It ends before the answer leaves. A site that sent first and then lost its memory of the answer would
+        # give a second one over the same values, and the difference of the two could open them.
         with self._journal.transaction():
             answer = self._answer_new(key, request)
             if key.phase is Phase.RESULT:

@@ -71,7 +71,8 @@ class Journal(DatabaseOwner):
         make_state_folder(path.parent)
         make_private(path)
         self._storage = storage
-        self._run, self._owner = run, (run.encode(), agreement_hash, site.encode())
+        self._run = run
+        self._owner = (run.encode(), agreement_hash, site.encode())
         self._synchronous = "FULL" if durable else "OFF"
         self._forgot = False
         # Statements are not cached: each would hold its last bound values, which are as large as a model.
@@ -86,6 +87,8 @@ class Journal(DatabaseOwner):
             # The lock is exclusive: a second process with the same identity could give a second answer.
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
+            # FULL syncs the log at each commit, so an answer is on the disk before it is sent. Under NORMAL a power cut
+            # could take back a sent answer, and the site would answer the same values under other masks.
             self._db.execute(f"PRAGMA synchronous={self._synchronous}")
             self._db.execute("PRAGMA secure_delete=ON")  # deleted content is overwritten with zeros
             self._db.execute("BEGIN EXCLUSIVE")
@@ -145,6 +148,7 @@ class Journal(DatabaseOwner):
         row = self._row(key)
         if row is None:
             return None
+        # Before the content: a dropped answer to another request is a conflict, and not an old repetition.
         check_same_request(key, row[0], hashlib.sha256(request).digest())
         check_still_kept(key, row[2])
         return bytes(row[2])

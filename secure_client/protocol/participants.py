@@ -23,7 +23,10 @@ class Participants:
     def __init__(
         self, agreement: Agreement, party: Party, setup: Setup, journal: Journal, anchors: PeerAnchors
     ) -> None:
-        self._agreement, self._party, self._setup, self._journal = agreement, party, setup, journal
+        self._agreement = agreement
+        self._party = party
+        self._setup = setup
+        self._journal = journal
         self._anchors = anchors
         self._limits = limits_of(agreement)
         self._last: tuple[tuple[PhaseKey, bytes, bytes], ActiveList] | None = None
@@ -32,7 +35,7 @@ class Participants:
 
     def agreed(self, key: PhaseKey, phase: Phase) -> ActiveList:
         """Return the list that this site used for its answer to ``phase`` in the attempt."""
-        request = self._journal.request(PhaseKey(key.run, key.round, key.attempt, phase))
+        request = self._journal.request(replace(key, phase=phase))
         if request is None:
             raise Violation(f"{key.phase.name} came before {phase.name}")
         return self.verified(key, request)
@@ -43,21 +46,19 @@ class Participants:
         Raises :class:`Violation` otherwise. All steps of an attempt use the same list, whose signatures are checked
         once.
         """
-        asked = (replace(key, phase=Phase.PRESENCE), self._setup.roster().hash, request)
-        if self._last is None or self._last[0] != asked:
-            self._last = (asked, self._checked(key, request))
-        return self._last[1]
-
-    def _checked(self, key: PhaseKey, request: bytes) -> ActiveList:
+        begun, roster = replace(key, phase=Phase.PRESENCE), self._setup.roster()
+        if self._last is not None and self._last[0] == (begun, roster.hash, request):
+            return self._last[1]
         active = codec.decode_active_list(request, self._limits)
-        begun = PhaseKey(key.run, key.round, key.attempt, Phase.PRESENCE)
         try:
-            verify_active_list(active, self._setup.roster(), begun)
+            verify_active_list(active, roster, begun)
         except CryptoError as error:
             raise Violation(f"the active list of round {key.round} is refused: {error}") from error
         self._check_enough_sites(len(active.statements))
-        self._check_own_presence(begun, [codec.encode_presence(each) for each in active.statements])
+        self._check_own_presence(begun, [codec.encode_presence(statement) for statement in active.statements])
+        # After the signatures: an anchor is remembered against a peer, who must have stated it.
         self._anchors.check(begun, active)
+        self._last = ((begun, roster.hash, request), active)
         return active
 
     def _check_enough_sites(self, sites: int) -> None:

@@ -6,6 +6,7 @@ The checks read only the journal and the agreement, so a restart changes no outc
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from agreement import Agreement
 from agreement.derived.cohorts import first_round, has_result, steps_of
@@ -21,7 +22,8 @@ class PhaseOrder:
     """Rules on the order of phases. A check that fails raises :class:`Violation`."""
 
     def __init__(self, agreement: Agreement, journal: Journal) -> None:
-        self._agreement, self._journal = agreement, journal
+        self._agreement = agreement
+        self._journal = journal
 
     def check(self, key: PhaseKey) -> None:
         """Check every rule for a phase that has no answer yet."""
@@ -36,8 +38,6 @@ class PhaseOrder:
             self._check_one_result_each_round(key)
         else:
             self._check_attempt_open(key)
-            if key.phase is not Phase.RESULT:
-                self._check_result_not_given(key)
             self._check_step_before(key)
 
     def check_run(self, key: PhaseKey) -> None:
@@ -98,24 +98,17 @@ class PhaseOrder:
                 f"{key.phase.name} of round {key.round}, attempt {key.attempt} is not the current attempt"
             )
 
-    def _check_result_not_given(self, key: PhaseKey) -> None:
-        """Check that the attempt has no result yet: a result ends the attempt, also at a site that dropped out."""
-        if self._asked(key, Phase.RESULT):
-            raise Violation(f"{key.phase.name} came after the result of round {key.round}")
-
     def _check_step_before(self, key: PhaseKey) -> None:
-        before = self._before(key)
-        if not self._asked(key, before):
-            raise Violation(f"{key.phase.name} came before {before.name}")
-
-    def _before(self, key: PhaseKey) -> Phase:
-        """Return the step that a phase follows; the result of a masked sum also goes to sites that dropped out."""
         steps = (Phase.PRESENCE, *steps_of(self._agreement, key.round))
         if key.phase is Phase.RESULT and has_result(key.round):
-            return Phase.VALUES if steps[1:] == (Phase.VALUES,) else Phase.PRESENCE
-        if key.phase not in steps:
-            raise Violation(f"round {key.round} has no {key.phase.name} under this agreement")
-        return steps[steps.index(key.phase) - 1]
-
-    def _asked(self, key: PhaseKey, phase: Phase) -> bool:
-        return self._journal.request(PhaseKey(key.run, key.round, key.attempt, phase)) is not None
+            # The result of a masked sum also goes to a site that dropped out after PRESENCE.
+            before = Phase.VALUES if steps[1:] == (Phase.VALUES,) else Phase.PRESENCE
+        else:
+            # A result ends the attempt, also at a site that dropped out and answered none of its steps.
+            if self._journal.request(replace(key, phase=Phase.RESULT)) is not None:
+                raise Violation(f"{key.phase.name} came after the result of round {key.round}")
+            if key.phase not in steps:
+                raise Violation(f"round {key.round} has no {key.phase.name} under this agreement")
+            before = steps[steps.index(key.phase) - 1]
+        if self._journal.request(replace(key, phase=before)) is None:
+            raise Violation(f"{key.phase.name} came before {before.name}")

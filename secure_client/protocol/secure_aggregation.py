@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from agreement import Agreement
 from agreement.derived.payload_shapes import limits_of
-from crypto.errors import CryptoError, VerificationError
+from crypto.errors import CryptoError
 from crypto.pairwise.attempt import (
     AttemptSecrets,
     Binding,
@@ -51,12 +51,10 @@ from crypto.pairwise.member_signatures import (
 from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.shares import SealedShare, make_shares, open_share, release, verify_share
 from crypto.protection import Cohort, ProtectedPayload
-from crypto.roster import Member
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     Phase,
     PhaseKey,
-    ReceivedShares,
     ReleasedShares,
     SharesMade,
     SignedSurvivors,
@@ -69,6 +67,8 @@ from secure_client.protocol.sent_values import Answer, SignedValues
 from secure_client.protocol.setup import Party, Setup
 
 _log = logging.getLogger("protoseal.site")
+_MASK_SECRETS, _OWN_SHARES, _NOISE = "mask secrets", "own shares", "noise"
+"""Secrets of an attempt in the journal."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,10 @@ class SecureAggregation:
     """A site's half of the masked sums of a run. All state between steps is in the journal."""
 
     def __init__(self, agreement: Agreement, party: Party, setup: Setup, journal: Journal) -> None:
-        self._agreement, self._party, self._setup, self._journal = agreement, party, setup, journal
+        self._agreement = agreement
+        self._party = party
+        self._setup = setup
+        self._journal = journal
         self._limits = limits_of(agreement)
         self._last: tuple[tuple[Binding, bytes], tuple[str, ...]] | None = None
 
@@ -99,14 +102,14 @@ class SecureAggregation:
         self._check_signed_none(key)
         self._forget_last()
         secrets = AttemptSecrets.generate()
-        self._journal.put_secret(_secrets_name(key), secrets.to_bytes())
+        self._journal.put_secret(_stored_name(_MASK_SECRETS, key), secrets.to_bytes())
         return secrets.public
 
     def forget(self, key: PhaseKey) -> bool:
         """Erase the attempt's secrets, which could open its uploads later. Return True if there were any."""
-        self._journal.forget_secret(_own_pair_name(key))
-        self._journal.forget_secret(_noise_name(key))
-        return self._journal.forget_secret(_secrets_name(key))
+        self._journal.forget_secret(_stored_name(_OWN_SHARES, key))
+        self._journal.forget_secret(_stored_name(_NOISE, key))
+        return self._journal.forget_secret(_stored_name(_MASK_SECRETS, key))
 
     def leave(self) -> None:
         """Erase the secrets of an unfinished attempt and record this: the attempt can answer no further step."""
@@ -121,12 +124,13 @@ class SecureAggregation:
 
     def keep_noise(self, key: PhaseKey, noise: NDArray[np.int64]) -> None:
         """Store the attempt's share of the noise, which is drawn with the keys: one share for one set of keys."""
-        self._journal.put_secret(_noise_name(key), noise.astype("<i8").tobytes())
+        self._journal.put_secret(_stored_name(_NOISE, key), noise.astype("<i8").tobytes())
 
     def take_noise(self, key: PhaseKey) -> NDArray[np.int64]:
         """Return and erase the stored share, which serves one vector, whose bytes the journal stores."""
-        noise = np.frombuffer(self._secret(_noise_name(key)), dtype="<i8").astype(np.int64)
-        self._journal.forget_secret(_noise_name(key))
+        noise = np.frombuffer(self._secret(_NOISE, key), dtype="<i8").astype(np.int64)
+        # A second vector with the same share of noise would cancel that share in a difference of two sums.
+        self._journal.forget_secret(_stored_name(_NOISE, key))
         return noise
 
     # Steps of the sum
@@ -149,12 +153,12 @@ class SecureAggregation:
 
     def shares(self, key: PhaseKey, group: Group) -> bytes:
         """Answer SHARES: shares of this site's secrets, one sealed to each other member or neighbour."""
-        secrets, binding = self._secrets(key), self._binding(key, group)
+        secrets, binding = self._mask_secrets(key), self._binding(key, group)
         with _refusing(key.round, "keys"):
             shares, own = make_shares(
                 self._party.credentials, secrets, binding, group.keys, self._graph(binding)
             )
-        self._journal.put_secret(_own_pair_name(key), own.to_bytes())
+        self._journal.put_secret(_stored_name(_OWN_SHARES, key), own.to_bytes())
         return codec.encode_shares_made(SharesMade(shares))
 
     def values(
@@ -165,7 +169,8 @@ class SecureAggregation:
         In a sparse graph the answer has this site's signature on the sharers. Raises :class:`crypto.errors.BoundError`
         for a value beyond its agreed bound, before anything is sent.
         """
-        secrets, binding = self._secrets(key), self._binding(key, group)
+        secrets, binding = self._mask_secrets(key), self._binding(key, group)
+        # Masks towards fewer than a threshold of sharers could be removed by those sharers alone.
         sharers = self._verified_sharers(request, binding)
         fixed, graph = self._agreement.fixed_point(len(group.clusters)), self._graph(binding)
         half = MaskingSite(fixed, secrets, binding, self._party.name, sharers, group.keys, graph)
@@ -179,8 +184,8 @@ class SecureAggregation:
 
         Raises :class:`Violation` if the secrets are erased: the coordinator would rely on the site's shares.
         """
-        self._secrets(key)
-        self._secret(_own_pair_name(key))
+        self._secret(_MASK_SECRETS, key)
+        self._secret(_OWN_SHARES, key)
         survivors = codec.decode_survivor_set(request, self._limits).sites
         binding = self._binding(key, group)
         sharers = self._verified_sharers(self._request(key, Phase.VALUES), binding)
@@ -214,36 +219,30 @@ class SecureAggregation:
         Raises :class:`Violation` for a share that the coordinator altered or replayed. Three steps use the same shares,
         whose signatures are checked once.
         """
-        if self._last is None or self._last[0] != (binding, request):
-            self._last = ((binding, request), self._checked_sharers(request, binding))
-        return self._last[1]
-
-    def _checked_sharers(self, request: bytes, binding: Binding) -> tuple[str, ...]:
+        if self._last is not None and self._last[0] == (binding, request):
+            return self._last[1]
         received = codec.decode_received_shares(request, self._limits)
         for share in received.shares:
             self._check_share(share, binding)
-        sharers = self._sharers(received, binding)
+        senders = {self._party.name, *(share.sender for share in received.shares)}
+        if self._graph(binding).sparse:
+            # A site gets its neighbours' shares alone, so the coordinator lists the other sharers. Two sites that got
+            # different lists are found out before either releases a share: see _verify_owners.
+            missing = sorted(senders - set(received.sharers))
+            if missing:
+                raise Violation(f"{missing[0]} is missing from the list of sharers")
+            sharers = received.sharers
+        elif received.sharers:
+            raise Violation(
+                "the coordinator listed the sharers in a complete graph, where the shares name their senders"
+            )
+        else:
+            sharers = tuple(sorted(senders))
         with _refusing(binding.round, "received shares"):
             check_sharers(binding, sharers)
         self._check_enough(len(sharers), "made shares")
+        self._last = ((binding, request), sharers)
         return sharers
-
-    def _sharers(self, received: ReceivedShares, binding: Binding) -> tuple[str, ...]:
-        """Return the sharers: in a complete graph the senders of shares, in a sparse graph as the coordinator lists.
-
-        The coordinator cannot send different lists to two sites: see :meth:`_verify_owners`.
-        """
-        senders = {self._party.name, *(share.sender for share in received.shares)}
-        if not self._graph(binding).sparse:
-            if received.sharers:
-                raise Violation(
-                    "the coordinator listed the sharers in a complete graph, where the shares name their senders"
-                )
-            return tuple(sorted(senders))
-        missing = sorted(senders - set(received.sharers))
-        if missing:
-            raise Violation(f"{missing[0]} is missing from the list of sharers")
-        return received.sharers
 
     def _verify_owners(
         self, signed: SignedSurvivors, binding: Binding, sharers: Sequence[str], received: bytes
@@ -272,16 +271,13 @@ class SecureAggregation:
                 )
 
     def _check_share(self, share: SealedShare, binding: Binding) -> None:
+        sender = self._setup.roster().members.get(share.sender)
+        if sender is None:
+            raise Violation(f"a share with sender {share.sender} is refused: no such site is on the roster")
         try:
-            verify_share(share, self._member(share.sender), binding, self._party.name)
+            verify_share(share, sender, binding, self._party.name)
         except CryptoError as error:
             raise Violation(f"a share with sender {share.sender} is refused: {error}") from error
-
-    def _member(self, site: str) -> Member:
-        member = self._setup.roster().members.get(site)
-        if member is None:
-            raise VerificationError(f"{site} is not on the roster")
-        return member
 
     def _check_enough(self, sites: int, did: str) -> None:
         """Check the agreed minimum of sites; the scheme itself checks the threshold."""
@@ -318,8 +314,8 @@ class SecureAggregation:
 
     def _held(self, key: PhaseKey, received: bytes, binding: Binding) -> dict[str, SharePair]:
         """Return the share pairs that this site can release: its own, and those that decrypt."""
-        secrets = self._secrets(key)
-        held = {self._party.name: SharePair.from_bytes(self._secret(_own_pair_name(key)))}
+        secrets = self._mask_secrets(key)
+        held = {self._party.name: SharePair.from_bytes(self._secret(_OWN_SHARES, key))}
         for share in codec.decode_received_shares(received, self._limits).shares:
             try:
                 held[share.sender] = open_share(share, secrets, binding)
@@ -343,10 +339,11 @@ class SecureAggregation:
             group.base,
         )
 
-    def _secrets(self, key: PhaseKey) -> AttemptSecrets:
-        return AttemptSecrets.from_bytes(self._secret(_secrets_name(key)))
+    def _mask_secrets(self, key: PhaseKey) -> AttemptSecrets:
+        return AttemptSecrets.from_bytes(self._secret(_MASK_SECRETS, key))
 
-    def _secret(self, name: str) -> bytes:
+    def _secret(self, what: str, key: PhaseKey) -> bytes:
+        name = _stored_name(what, key)
         secret = self._journal.secret(name)
         if secret is None:
             raise Violation(f"the {name} are erased, since that attempt is over")
@@ -365,13 +362,5 @@ def _refusing(round_number: int, what: str) -> Iterator[None]:
         raise Violation(f"the {what} of round {round_number} are refused: {error}") from error
 
 
-def _secrets_name(key: PhaseKey) -> str:
-    return f"mask secrets of round {key.round}, attempt {key.attempt}"
-
-
-def _noise_name(key: PhaseKey) -> str:
-    return f"noise of round {key.round}, attempt {key.attempt}"
-
-
-def _own_pair_name(key: PhaseKey) -> str:
-    return f"own shares of round {key.round}, attempt {key.attempt}"
+def _stored_name(what: str, key: PhaseKey) -> str:
+    return f"{what} of round {key.round}, attempt {key.attempt}"

@@ -127,7 +127,16 @@ def _checked_payload(agreement: Agreement, key: PhaseKey, values: object) -> Pay
             f"{key.phase.name} of round {key.round}: the values are a {type(values).__name__}, which no protection"
             f" has made: {_FAULT}"
         )
-    makers = _agreed_makers(agreement, key)
+    plan, makers = agreement.plan, tuple[type, ...]()
+    match key.phase:
+        case Phase.DIRECTIONS:
+            makers = (rotation.RotatedDirections,)
+        case Phase.MEANS:
+            makers = (MixingSite,)
+        case Phase.VALUES if key.round == 0 or plan.values is PayloadKind.ROWS:
+            makers = (_ROWS[plan.row_scheme],)
+        case Phase.VALUES:
+            makers = _VALUES[plan.values]
     if not issubclass(values.maker, makers):
         names = " or ".join(maker.__name__ for maker in makers) or "nothing"
         raise Unprotected(
@@ -138,19 +147,3 @@ def _checked_payload(agreement: Agreement, key: PhaseKey, values: object) -> Pay
     if values.payload.scheme == plain.SCHEME:
         check_cleartext_agreed(agreement)
     return values.payload
-
-
-def _agreed_makers(agreement: Agreement, key: PhaseKey) -> tuple[type, ...]:
-    """Return the classes of the halves that make the answer to a phase; none for a phase that has no values."""
-    plan = agreement.plan
-    match key.phase:
-        case Phase.DIRECTIONS:
-            return (rotation.RotatedDirections,)
-        case Phase.MEANS:
-            return (MixingSite,)
-        case Phase.VALUES if key.round == 0 or plan.values is PayloadKind.ROWS:
-            return (_ROWS[plan.row_scheme],)
-        case Phase.VALUES:
-            return _VALUES[plan.values]
-        case _:
-            return ()

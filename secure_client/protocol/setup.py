@@ -106,7 +106,9 @@ class Setup:
     def __init__(
         self, agreement: Agreement, party: Party, journal: Journal, now: Callable[[], datetime]
     ) -> None:
-        self._agreement, self._journal, self._now = agreement, journal, now
+        self._agreement = agreement
+        self._journal = journal
+        self._now = now
         self._limits = limits_of(agreement)
         self._roster: Roster | None = None
         self.statement = self._load_statement() or self._make_statement(party)
@@ -130,15 +132,15 @@ class Setup:
         stored = self._journal.secret(_SIGNING)
         return None if stored is None else Credentials.from_stored(self.statement.certificate, stored)
 
-    def _channel_key(self) -> ChannelKey:
+    def check_not_over(self) -> None:
+        """Raise :class:`Violation` if :meth:`finish` has erased the keys of the run."""
+        self._private_channel_key()
+
+    def _private_channel_key(self) -> bytes:
         stored = self._journal.secret(_CHANNEL)
         if stored is None:
             raise Violation("the coordinator sent a request after it ended the run")
-        return ChannelKey.from_private_bytes(stored)
-
-    def check_not_over(self) -> None:
-        """Raise :class:`Violation` if :meth:`finish` has erased the keys of the run."""
-        self._channel_key()
+        return stored
 
     def finish(self) -> None:
         """Erase every secret of the run, which is over: this site answers no further request.
@@ -175,7 +177,7 @@ class Setup:
                 run=self._agreement.run,
                 attempt=attempt,
                 recipient=self.party.name,
-                channel_key=self._channel_key(),
+                channel_key=ChannelKey.from_private_bytes(self._private_channel_key()),
             )
             check_group_secret(secret, self._agreement.protection)
         except CryptoError as error:

@@ -83,11 +83,8 @@ def repeated_channel_key(play: ScriptedCoordinator) -> None:
     context = crypto.sealed_group_secret._context(
         A, C, agreement.run, 1, answer.roster_hash, sealed.public_hash
     )
-    opened = (
-        play.site(B)
-        .session._setup._channel_key()
-        .open(sealed.sealed, crypto.sealed_group_secret._info(context))
-    )
+    channel_key = ChannelKey.from_private_bytes(play.site(B).session._setup._private_channel_key())
+    opened = channel_key.open(sealed.sealed, crypto.sealed_group_secret._info(context))
     assert ckks_key(opened).to_bytes() == _group_secret(play, A).to_bytes()
 
 

@@ -244,7 +244,7 @@ def test_search_logged_channel_key_is_found(
         try:
             return real(session, key, request)
         except Exception:
-            leak(session, session._setup._channel_key().private_bytes())
+            leak(session, session._setup._private_channel_key())
             raise
 
     monkeypatch.setattr(Session, "_answer_new", leaking)
@@ -254,9 +254,7 @@ def test_search_logged_channel_key_is_found(
 
 def test_search_unredacted_repr_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search reaches an object through private attributes."""
-    monkeypatch.setattr(
-        Setup, "__repr__", lambda setup: f"Setup({setup._channel_key().private_bytes().hex()})"
-    )
+    monkeypatch.setattr(Setup, "__repr__", lambda setup: f"Setup({setup._private_channel_key().hex()})")
     scene = play(Method.FEDDBP, Protection.MASKED, tmp_path, monkeypatch, rounds=1)
     # Half of a key may have no letters, and is then the same in capitals.
     assert {(where, name.lower()) for where, name in scene.found()} == {("objects", "channel key, hex")}
