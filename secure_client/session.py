@@ -201,7 +201,8 @@ class Session:
             raise Violation(f"{key.phase.name} of round {key.round} does not decode: {error}") from error
 
     def _answer_step(self, key: PhaseKey, request: bytes) -> bytes:
-        check_released(self._agreement, self._learner.values.released)
+        released = self._learner.values.require_last().released
+        check_released(self._agreement, released)
         with self._timing("protect"):
             answer = self._exchange.step(key, request)
             encoded = encode_answer(self._agreement, key, answer)
@@ -211,7 +212,7 @@ class Session:
                     self._kept_releases,
                     self._agreement,
                     key,
-                    self._learner.values.released,
+                    released,
                     self._participants.asked,
                     answer,
                     encoded,
@@ -230,13 +231,14 @@ class Session:
         self._seconds = {"train": 0.0, "protect": 0.0}
         with self._timing("train"):
             self._learner.train_round(key.round)
-        check_released(self._agreement, self._learner.values.released)
+        trained = self._learner.values.require_last()
+        check_released(self._agreement, trained.released)
         if self._exact is not None:
             self._exact.declare()  # the classes are the first exact values to leave the site
         stated = self._exchange.presence(key)
         holds = stated_classes(self._agreement, key.round, self._learner.values.held_classes())
         if self._kept_releases is not None:
-            self._kept_releases.keep_sent(key, self._learner.values.released, holds)
+            self._kept_releases.keep_sent(key, trained.released, holds)
         # Last, so that the anchor covers the payments that training and a share of noise made.
         anchor = self._anchor.show(key.round)
         statement = sign_presence(
@@ -257,10 +259,10 @@ class Session:
         return codec.encode_acknowledgement(Acknowledgement())
 
     def _report_round(self, key: PhaseKey) -> None:
-        learner = self._learner
-        withheld = learner.values.held_classes() & ~self._summary.classes
+        learner, trained = self._learner, self._learner.values.require_last()
+        withheld = trained.held_classes() & ~self._summary.classes
         names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
-        tested = learner.evaluate() if self._tests_in(key.round) else None
+        tested = learner.predictor.evaluate() if self._tests_in(key.round) else None
         figures = site_round(
             key.round,
             key.attempt,
@@ -269,13 +271,13 @@ class Session:
             tested,
             self._seconds,
             inference=self._agreement.inference,
-            shortened=learner.values.shortened,
+            shortened=trained.shortened_share,
         )
         figures = figures.model_copy(
-            update={"trained": learner.losses is not None, "unreadable": learner.unreadable}
+            update={"trained": trained.losses is not None, "unreadable": learner.unreadable}
         )
         if self._agreement.privacy is None:  # with noise, exact losses stay in the journal
-            figures = figures.model_copy(update=loss_figures(learner.losses, learner.values.label_entropy))
+            figures = figures.model_copy(update=loss_figures(trained.losses, learner.values.label_entropy))
         if self._spending is not None:
             spent = self._spending.spent_budget()
             of_budget = {"epsilon": spent.epsilon, "delta": spent.delta, "guaranteed": spent.guaranteed}

@@ -153,7 +153,7 @@ def _dataset(images: LabelledImages) -> TensorDataset:
 
 def _measure_accuracy(site: LocalSite, agreement: Agreement, images: LabelledImages) -> float:
     """Return the share of images that the site's method predicts as labelled."""
-    tested = site.learner.evaluate_on(_dataset(images))
+    tested = site.learner.predictor.evaluate_on(_dataset(images))
     accuracy = tested.accuracy_by(agreement.inference)
     return tested.accuracy_classifier if accuracy is None else accuracy  # as `protoseal predict` falls back
 
@@ -215,7 +215,7 @@ class MaliciousLearner:
         rows, counts = self._honest.train_round(round_number)
         # Where no result came yet there is nothing to echo, and the honest row goes out.
         if self._poison.echoes:
-            last = self._honest.prototypes()
+            last = self._honest.predictor.prototypes()
             rows = np.where(last.has_personal[:, np.newaxis], last.personal, rows)
         grouping = round_number == 0
         self.sent[round_number] = self._changed(rows, np.arange(len(rows)), seen=grouping)

@@ -234,7 +234,7 @@ def record_scene(scene: Scene) -> RecordedRun:
         if number < last and agreement.sends_rows(number) and sends_prototypes:
             for site in federation.sites:
                 earlier[site.name].append(
-                    EarlierRound(number, _copy_model(site.learner), site.learner.prototypes())
+                    EarlierRound(number, _copy_model(site.learner), site.learner.predictor.prototypes())
                 )
         if number == last:
             ends.append(
@@ -313,7 +313,7 @@ def _read_truth(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTrut
         rows=np.array(rows, dtype=np.float64),
         labels=labels.astype(np.int64),
         averaged=learner.values.averaged() if agreement.method.averages else np.empty(0),
-        received=learner.prototypes(),
+        received=learner.predictor.prototypes(),
     )
 
 

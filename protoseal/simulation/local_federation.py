@@ -272,7 +272,7 @@ class LocalFederation:
 
         def save_site(name: str, learner: CheckpointedLearner) -> None:
             folder = site_folder(out, name)
-            learner.save(folder)
+            learner.predictor.save(folder)
             write_agreement(folder, self.agreement)
             releases = learner.releases
             if releases is not None and releases.kept is not None and releases.kept.folder.exists():

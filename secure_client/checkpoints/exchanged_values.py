@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +18,6 @@ from secure_client.error_containment import run_or_fallback
 from secure_client.privacy.bounds import Bounded, PrototypeBounds, saturate
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
 from secure_client.training.learner import Learner
-
-
-class RoundPrototypes(NamedTuple):
-    """Prototypes float64 (K, d) of a round, and samples of each class int64 (K,); both noisy if releases are."""
-
-    rows: NDArray[np.float64]
-    counts: NDArray[np.int64]
 
 
 class ExchangedValues:
@@ -69,17 +61,16 @@ class ExchangedValues:
             released=drawn.round,
         )
 
+    @property
+    def has_trained(self) -> bool:
+        """True if a trained model exists; round 0 comes before training."""
+        return self.last is not None and self.last.round > 0
+
     def require_last(self) -> TrainedValues:
         """Return the values of the last training; raise ``RuntimeError`` before any."""
         if self.last is None:
             raise RuntimeError("prototypes or classes were requested before training")
         return self.last
-
-    def sent(self) -> RoundPrototypes:
-        """Return what the last training gives to be sent; rows are (0, d) for a method without prototypes."""
-        last = self.require_last()
-        rows = self.rows() if self._learner.exchanges_prototypes else np.empty((0, self._learner.dim))
-        return RoundPrototypes(rows, last.counts)
 
     def rows(self) -> NDArray[np.float64]:
         """Return prototypes (K, d); for a method without prototypes, compute them now from the present model."""
@@ -132,19 +123,6 @@ class ExchangedValues:
                 "local prototypes were requested before training, or of a method without local prototypes"
             )
         return local
-
-    @property
-    def released(self) -> int | None:
-        """Round of the noisy release that the last training's values are; None for exact values and before training."""
-        return None if self.last is None else self.last.released
-
-    @property
-    def shortened(self) -> float | None:
-        """Share of the last training's prototypes that were shortened to the norm bound.
-
-        None for a method without prototypes, and with noise, which lengthens prototypes by itself.
-        """
-        return None if self.last is None else self.last.shortened_share
 
     @property
     def label_entropy(self) -> float:

@@ -6,13 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import safetensors.torch
+from torch.utils.data import Dataset
 
 from agreement import Predicts
 from agreement.storage.run_files import write_bytes
+from algorithms.gram_matrix import Float
 from algorithms.prototypes import Clusters, Guide, Targets
-from secure_client.checkpoints.checkpoints import Base
+from secure_client.checkpoints.exchanged_values import ExchangedValues
+from secure_client.checkpoints.received_results import ReceivedResults
+from secure_client.error_containment import run_or_fallback
+from secure_client.errors import DataError
 from secure_client.output.site_files import MODEL, SitePrototypes, write_prototypes
 from secure_client.training.evaluation import Evaluation
 from secure_client.training.learner import Learner
@@ -33,54 +40,81 @@ def inference_guide(prototypes: SitePrototypes) -> Guide:
 
 
 class Predictor:
-    """Present model of a site, the ``base`` and ``guide`` of its training, and its prototypes."""
+    """Model and targets that a site's method predicts with: the trained model, or the aggregated one once there is one.
 
-    def __init__(
-        self,
-        learner: Learner,
-        base: Base | None,
-        guide: Guide | None,
-        prototypes: Callable[[], SitePrototypes],
-    ) -> None:
-        """Compute ``prototypes`` only where they are needed: a method without them takes a pass over the records."""
+    Results of tests stay at the site.
+    """
+
+    def __init__(self, learner: Learner, received: ReceivedResults, values: ExchangedValues) -> None:
         self._learner = learner
-        self._guide = guide
-        self._prototypes = prototypes
-        # A method that predicts with the aggregated model has one from the first result on.
-        self._aggregated = (
-            None if base is None or learner.predicts is not Predicts.AGGREGATED else base.averaged
+        self._received = received
+        self._values = values
+
+    def evaluate(self) -> Evaluation | None:
+        """Evaluate on the site's own test set; None without a test set, and if the test fails.
+
+        Accuracy by prototype needs personalised prototypes, or frozen features.
+        """
+        return run_or_fallback(
+            lambda: self._test(self._learner.evaluate), lambda: None, f"{self._learner.site}: the test"
         )
 
-    def evaluate(self, test: Callable[[Guide | None], Evaluation | None]) -> Evaluation | None:
+    def evaluate_on(self, dataset: Dataset[Any]) -> Evaluation:
+        """Evaluate on another test set than the site's own, which only a simulation has."""
+        evaluated = self._test(lambda guide: self._learner.evaluate_on(dataset, guide))
+        if evaluated is None:
+            raise DataError("the test set is empty")
+        return evaluated
+
+    def prototypes(self) -> SitePrototypes:
+        """Return this site's own prototypes of the last training, and those that it received; secrets of this site."""
+        rows, counts = self._values.rows(), self._values.require_last().counts
+        own = SitePrototypes(rows, np.zeros_like(rows), np.zeros(len(rows), dtype=np.bool_), counts)
+        match self._received.guide:
+            case Targets(personal, present):
+                return replace(own, personal=personal.double().numpy(), has_personal=present.numpy())
+            case Clusters(centres, labels, weights):
+                return own.with_clusters(centres.double().numpy(), labels.numpy(), weights.double().numpy())
+            case None:
+                return own
+
+    def save(self, out: Path) -> None:
+        """Write ``model.safetensors`` and ``prototypes.safetensors``, which ``protoseal predict`` loads."""
+        write_prototypes(out, self.prototypes())
+        with self._predicting_model():
+            write_bytes(out / MODEL, safetensors.torch.save(self._learner.predictor_state()))
+
+    def _test(self, test: Callable[[Guide | None], Evaluation | None]) -> Evaluation | None:
         """Run ``test`` with the method's predicting model; personalised accuracies are of the last trained model."""
+        guide = self._received.guide
         is_aggregated, is_frozen = self._aggregated is not None, self._learner.has_initial_features
         # A site's own prototypes belong to the model that it trained and do not fit another model's trained features.
-        fits = is_frozen or (
-            self._guide is not None and (not is_aggregated or isinstance(self._guide, Clusters))
-        )
-        guide = deciding_guide(self._prototypes()) if fits else None
-        trained = test(guide)
+        fits = is_frozen or (guide is not None and (not is_aggregated or isinstance(guide, Clusters)))
+        # Computed only where they fit: a method without prototypes takes a pass over the records for them.
+        deciding = deciding_guide(self.prototypes()) if fits else None
+        trained = test(deciding)
         if trained is None or not is_aggregated:
             return trained
         with self._predicting_model():
-            aggregated = test(guide)
+            aggregated = test(deciding)
         if aggregated is None:
             return None
         return replace(
             aggregated, pm_v=trained.pm_v, pm_l=trained.pm_l, accuracy_trained=trained.accuracy_classifier
         )
 
-    def save(self, out: Path) -> None:
-        """Write ``model.safetensors`` and ``prototypes.safetensors``, which ``protoseal predict`` loads."""
-        write_prototypes(out, self._prototypes())
-        with self._predicting_model():
-            write_bytes(out / MODEL, safetensors.torch.save(self._learner.predictor_state()))
+    @property
+    def _aggregated(self) -> Float | None:
+        """Averaged part of the last result, where the method predicts with it; a first result must have come."""
+        base = self._received.base
+        return None if base is None or self._learner.predicts is not Predicts.AGGREGATED else base.averaged
 
     @contextmanager
     def _predicting_model(self) -> Iterator[None]:
         """Give the learner the method's predicting model inside the ``with`` block."""
-        if self._aggregated is None:
+        aggregated = self._aggregated
+        if aggregated is None:
             yield
             return
-        with self._learner.use_averaged(self._aggregated):
+        with self._learner.use_averaged(aggregated):
             yield

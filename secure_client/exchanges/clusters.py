@@ -104,9 +104,9 @@ class ClusterExchange(GroupExchange):
             result = self._half.read_result(payload)
         except ImplausibleError as error:
             _log.error("the result of round %d is discarded: %s", round_number, error)
-            self._learner.keep_base(round_number, base)
+            self._learner.received.keep_base(round_number, base)
             return classes
-        self._learner.take_clusters(round_number, base, result.clusters, result.averaged)
+        self._learner.received.take_clusters(round_number, base, result.clusters, result.averaged)
         classes[result.clusters.labels] = True
         return classes
 

@@ -188,7 +188,7 @@ class GroupMembers:
         keys = {statement.site: statement.keys for statement in statements if statement.keys is not None}
         cohort = group_cohort(active, members, self._agreement)
         self._participants.asked = cohort.holds[cohort.index(self._site)]
-        return Group(cohort, keys, self._learner.base_hash)
+        return Group(cohort, keys, self._learner.received.base_hash)
 
     def _check_earlier_sums_cannot_open(self, key: PhaseKey, group: Group) -> None:
         """Check that no sum with this site's masked vector from an earlier attempt of the round can open.
@@ -236,7 +236,7 @@ class GroupMembers:
 
     def _check_members_share_base(self, bases: Sequence[bytes]) -> None:
         """Check that all members state one base: the coordinator could track a base given to one member alone."""
-        if set(bases) != {self._learner.base_hash}:
+        if set(bases) != {self._learner.received.base_hash}:
             raise Violation("the members of the group do not all train from the same result")
 
     def _check_keys(self, active: ActiveList) -> None:
@@ -263,7 +263,7 @@ class GroupExchange(SiteExchange):
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
         """See :class:`secure_client.exchanges.exchange.SiteExchange`, here and below."""
-        catch_up = self._starts.check(key, start, self._learner.base_hash)
+        catch_up = self._starts.check(key, start, self._learner.received.base_hash)
         if catch_up is not None:
             # The base belongs to the round before: a model already trained in this round from another base is
             # discarded.
@@ -272,7 +272,7 @@ class GroupExchange(SiteExchange):
     def presence(self, key: PhaseKey) -> PresenceBase:
         """Return the hash of the base that the model was trained from, and fresh keys where the sum is masked."""
         keys = self._masks.fresh_keys(key) if self._agreement.plan.masked else None
-        return PresenceBase(self._learner.base_hash, keys)
+        return PresenceBase(self._learner.received.base_hash, keys)
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Take the base that the group's members train from next."""

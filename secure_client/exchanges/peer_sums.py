@@ -119,16 +119,16 @@ class PeerSumExchange(GroupExchange):
     def _take(self, round_number: int, base: bytes, summed: PeerSum) -> Bool:
         """Make a result the base of later rounds; return the classes (K,) that have a target."""
         nothing = np.zeros(0)
-        if not self._learner.has_trained:  # the site has no prototypes to mix in yet
+        if not self._learner.values.has_trained:  # the site has no prototypes to mix in yet
             given = np.zeros(len(summed.rows), dtype=np.bool_)
-            self._learner.take_base(round_number, base, np.zeros_like(summed.rows), given, nothing)
+            self._learner.received.take_base(round_number, base, np.zeros_like(summed.rows), given, nothing)
             return given
         rows, held = self._learner.values.latest()
         given = np.asarray(held & (summed.holders > 0))
         # A class that the site does not hold keeps its own row, so that the sum of others' leaves no trace here.
         peers = np.where(given[:, None], self._peers(rows, summed), rows)
         targets = personalise(rows, peers, self._agreement.own_share)
-        self._learner.take_base(round_number, base, targets, given, nothing)
+        self._learner.received.take_base(round_number, base, targets, given, nothing)
         return given
 
     def _peers(self, rows: Float, summed: PeerSum) -> NDArray[np.float64]:
@@ -207,7 +207,7 @@ class PeerSumExchange(GroupExchange):
         """
         members = summed.members
         key = PhaseKey(run, members.round, members.attempt, Phase.SHARES)
-        if members.base != self._learner.base_hash or not self._journal.request(key):
+        if members.base != self._learner.received.base_hash or not self._journal.request(key):
             return
         cohort = self._members.accepted_group(key).cohort
         staying = np.isin(cohort.sites, members.signed.sites)

@@ -77,13 +77,13 @@ class PeerExchange(SiteExchange):
         # This is the list for which this site protected its values.
         cohort = cohort_of(self._participants.agreed(key, Phase.VALUES), self._agreement)
         if not self._agreement.sends_rows(key.round):
-            return ResultSummary(len(cohort.sites), self._learner.prototypes().has_personal)
+            return ResultSummary(len(cohort.sites), self._learner.predictor.prototypes().has_personal)
         rows = self._rows(key)
         given = np.asarray(cohort.holds[cohort.index(self._site)])
         peers = self._peers(key, payload, rows, cohort)
         if peers is not None:
             targets = personalise(rows, peers, self._agreement.own_share) * self._agreement.norm_bound
-            self._learner.take_targets(key.round, targets, given)
+            self._learner.received.take_targets(key.round, targets, given)
         return ResultSummary(len(cohort.sites), given)
 
     def end(self) -> None:

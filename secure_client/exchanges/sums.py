@@ -122,11 +122,11 @@ class SumExchange(GroupExchange):
             means = self._half.read_means(payload)
         except ImplausibleError as error:
             _log.error("the result of round %d is discarded: %s", round_number, error)
-            self._learner.keep_base(round_number, base)
+            self._learner.received.keep_base(round_number, base)
             return np.zeros(len(self._agreement.classes), dtype=np.bool_)
         rows = means.rows if len(means.rows) else np.zeros((len(means.has), self._agreement.dim))
         targets, present = self._targets(rows, means.has)
-        self._learner.take_base(round_number, base, targets, present, means.model)
+        self._learner.received.take_base(round_number, base, targets, present, means.model)
         return means.has
 
     def _targets(self, rows: Float, has: Bool) -> tuple[Float, Bool]:
@@ -135,7 +135,7 @@ class SumExchange(GroupExchange):
         make = site_method(method).targets
         if self._agreement.distributed_noise:  # no site has released its own prototypes
             return rows, has
-        if make is None or not self._learner.has_trained:
+        if make is None or not self._learner.values.has_trained:
             return rows, has
         settings, values = self._agreement.settings_of(method), self._learner.values
         return run_or_fallback(

@@ -104,7 +104,7 @@ def personalised(federation: LocalFederation) -> dict[str, NDArray[np.float64]]:
     """Return each site's targets after the run, (K, d) float32 values, zero where it has none."""
     found = {}
     for site in federation.sites:
-        targets = site.learner.guide
+        targets = site.learner.received.guide
         if not isinstance(targets, Targets):
             raise RuntimeError(f"{site.name} took no result with one prototype for each class")
         found[site.name] = np.where(targets.present.numpy()[:, None], targets.rows.double().numpy(), 0.0)

@@ -164,4 +164,4 @@ def test_join_with_a_second_statement_is_refused() -> None:
         assert status_of(refused.value) is StatusCode.ALREADY_EXISTS
         assert (federation.coordinator.state, federation.store.statements()) == before
         federation.run()
-        assert all(each.learner.trained_round == agreement.rounds for each in federation.sites)
+        assert all(each.learner.values.require_last().round == agreement.rounds for each in federation.sites)

@@ -150,7 +150,7 @@ def given_for_the_sum(play: ScriptedSums) -> tuple[Vector, Vector, Vector | None
     begun.values(*EVERYONE)
     bad = begun.uploads[B]
     assert begun.give(A, bad) == b"\x08\x01R\x00"
-    base = play.site(A).learner.base
+    base = play.site(A).learner.received.base
     assert base is not None
     assert base.hash == hash_of(bad)
     rows = play.site(B).learner.train_round(1)[0]
@@ -191,7 +191,7 @@ def test_the_stated_limit_a_coordinator_can_make_one_site_count_as_three(open_ma
     begun = EncryptedAttempt(play, *EVERYONE)
     begun.values(*EVERYONE)
     begun.give(A, begun.sum_over([B, B, B]))
-    base = play.site(A).learner.base
+    base = play.site(A).learner.received.base
     assert base is not None
     assert base.received
     np.testing.assert_allclose(base.rows, play.site(B).learner.train_round(1)[0], rtol=0.0, atol=1e-9)
@@ -263,7 +263,7 @@ def test_a_row_left_alone_by_different_assignments_is_refused_by_its_count(play:
     assert round(read[begun.rows_at]) == 1
     for name in (C, A):
         assert begun.give(name, begun.total(EVERYONE)) == b"\x08\x01R\x00"
-        base = play.site(name).learner.base
+        base = play.site(name).learner.received.base
         assert base is not None
         assert base.guide() is None
 
@@ -274,7 +274,7 @@ def test_without_the_count_check_sites_would_train_towards_a_lone_row(
     begun, _ = different_assignments(play)
     monkeypatch.setattr(encrypted_sums, "whole_counts", at_least_three)
     begun.give(C, begun.total(EVERYONE))
-    base = play.site(C).learner.base
+    base = play.site(C).learner.received.base
     assert base is not None
     np.testing.assert_allclose(base.rows[0] * 3.0, play.local(A).rows[0], rtol=0.0, atol=1e-9)
 

@@ -32,9 +32,9 @@ from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError, Limits
 from protoseal_wire.messages import Acknowledgement, Phase, PhaseKey
-from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.checkpoints import Base
 from secure_client.checkpoints.exchanged_values import ExchangedValues
+from secure_client.checkpoints.received_results import ReceivedResults
 from tests.conformance.federations import Bool, data_for, grouped_agreement
 from tests.conformance.transcripts import Transcript, record_cluster_run, record_run
 from tests.support.scripted_sums import MAKES_SECRETS, one_secret
@@ -210,11 +210,11 @@ def test_comparison_detects_a_site_that_states_what_it_decrypted(
     honest_classes = ExchangedValues.held_classes
 
     bases: dict[ExchangedValues, Base] = {}
-    take = CheckpointedLearner._take
+    take = ReceivedResults._take
 
-    def noted(learner: CheckpointedLearner, number: int, base: Base) -> None:
-        bases[learner.values] = base
-        take(learner, number, base)
+    def noted(received: ReceivedResults, number: int, base: Base) -> None:
+        bases[received._values] = base
+        take(received, number, base)
 
     def by_digits(values: ExchangedValues) -> Bool:
         held, base = honest_classes(values), bases.get(values)
@@ -224,7 +224,7 @@ def test_comparison_detects_a_site_that_states_what_it_decrypted(
 
     monkeypatch.setattr(MAKES_SECRETS, one_secret)
     monkeypatch.setattr(ExchangedValues, "held_classes", by_digits)
-    monkeypatch.setattr(CheckpointedLearner, "_take", noted)
+    monkeypatch.setattr(ReceivedResults, "_take", noted)
     for name in ("honest", "tampered"):
         (tmp_path / name).mkdir()
     honest = run(Method.FEDDBP, tmp_path / "honest")

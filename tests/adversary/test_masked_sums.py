@@ -51,8 +51,8 @@ def test_masked_sum_opens_with_everyone_and_without_a_drop_out(open_masked: Open
         result = play.result_of(opened, begun, survivors)
         for name in EVERYONE:  # also who dropped out of the sum
             play.give_result(name, result, round_number=number)
-    assert {play.site(name).learner.base_hash for name in EVERYONE} != {b""}
-    assert len({play.site(name).learner.base_hash for name in EVERYONE}) == 1
+    assert {play.site(name).learner.received.base_hash for name in EVERYONE} != {b""}
+    assert len({play.site(name).learner.received.base_hash for name in EVERYONE}) == 1
 
 
 def _opened_with_the_key_of_round_1(play: ScriptedSums) -> tuple[Vector, Vector]:

@@ -101,5 +101,5 @@ def test_a_result_of_other_clusters_than_were_assigned_is_refused(
     assert len(change(given).arrays[1]) < len(given.arrays[1])
     with pytest.raises(Violation, match="assignment"):
         play.give_result(A, change(given))
-    assert play.site(A).learner.base_hash == b""
+    assert play.site(A).learner.received.base_hash == b""
     play.give_result(A, given)

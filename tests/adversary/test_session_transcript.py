@@ -22,6 +22,7 @@ from crypto.errors import CryptoError
 from protoseal_wire.messages import Finished
 from secure_client.checkpoints import exchanged_values
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.predictor import Predictor
 from secure_client.errors import Violation
 from secure_client.exchanges import clusters, peers, sum_halves
 from secure_client.training.feature_pass import FeaturePass
@@ -188,11 +189,7 @@ def _kept_as_trained(patch: pytest.MonkeyPatch) -> None:
 
 
 def _untested(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        CheckpointedLearner,
-        "evaluate",
-        lambda learner: learner.predictor().evaluate(learner._learner.evaluate),
-    )
+    patch.setattr(Predictor, "evaluate", lambda predictor: predictor._test(predictor._learner.evaluate))
 
 
 def _by_batches(patch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,9 @@ def test_a_site_that_missed_a_releases_round_takes_part_without_prototypes_and_p
     play = open_masked(CASES["feddbp, one release"](), {})
     play.set_up(*EVERYONE)
     missed = play.play_sum(*WITHOUT_C)
-    begun = play.attempt(*EVERYONE, round_number=2, start={C: (play.site(A).learner.base_hash, missed)})
+    begun = play.attempt(
+        *EVERYONE, round_number=2, start={C: (play.site(A).learner.received.base_hash, missed)}
+    )
     opened = begun.carried_out(EVERYONE)
     assert not opened[: play.agreement.layout.prototypes].any()
     assert not read_account(play.budget(C).ledger).entries
@@ -166,7 +168,7 @@ def targets(protection: Protection, folder: Path) -> dict[int, Vector]:
 
     def take(name: str, figures: SiteRound) -> None:
         if name == A:
-            found[figures.round] = by_name[A].learner.prototypes().personal
+            found[figures.round] = by_name[A].learner.predictor.prototypes().personal
 
     with LocalFederation(agreement, small_data(agreement), on_round=take) as federation:
         by_name = {site.name: site for site in federation.sites}

@@ -170,7 +170,7 @@ def test_plain_withholds_a_class_whose_prototypes_are_zero_at_too_many_sites(
     with LocalFederation(agreement, small_data(agreement), state=tmp_path) as federation:
         federation.run()
         for site in federation.sites:
-            guide = site.learner.guide
+            guide = site.learner.received.guide
             assert isinstance(guide, Clusters)
             assert not (guide.labels == 0).any()
             assert (guide.labels == 1).any()

@@ -207,8 +207,12 @@ def play(
 
     def note(name: str, figures: SiteRound) -> None:
         learner = federation.pool._learners[name]
-        rows = learner.guide.rows.numpy() if isinstance(learner.guide, Targets) else np.zeros(0)
-        averaged = np.zeros(0) if learner.base is None else learner.base.averaged
+        rows = (
+            learner.received.guide.rows.numpy()
+            if isinstance(learner.received.guide, Targets)
+            else np.zeros(0)
+        )
+        averaged = np.zeros(0) if learner.received.base is None else learner.received.base.averaged
         run.results[figures.round, name] = np.concatenate([rows.ravel(), averaged])
         if name == VICTIM:
             run.logs[figures.round] = figures

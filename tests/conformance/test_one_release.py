@@ -64,7 +64,7 @@ def test_frozen_features_rows_of_one_release_enter_one_sum(federation: LocalFede
         values_sent = [values for values in sent if values.phase is Phase.VALUES]
         rows = {values.round: prototypes_in(agreement, values.arrays[0]) for values in values_sent}
         with_rows |= {number for number, of_round in rows.items() if of_round.any()}
-        assert site.learner.prototypes().has_personal.all()
+        assert site.learner.predictor.prototypes().has_personal.all()
     assert with_rows == {first, 1}
     check_messages(federation)
 

@@ -246,9 +246,9 @@ class Tap(DirectTransport):
         super().upload(key, content)
         learner, at = self._at.learner, _at(key, self._at.name)
         if key.phase is Phase.PRESENCE and key.round:
-            self._book.bases[at] = learner.base_hash
-            if learner.base is not None:
-                self._book.guides[at] = learner.base.rows
+            self._book.bases[at] = learner.received.base_hash
+            if learner.received.base is not None:
+                self._book.guides[at] = learner.received.base.rows
             if self._book.agreement.method is Method.PFPL:
                 self._book.trained[at] = learner.train_round(key.round)[0]
         if key.phase is Phase.VALUES:
@@ -373,7 +373,7 @@ def recording_federation(
 
     def take(name: str, figures: SiteRound) -> None:
         site = next(each for each in federation.sites if each.name == name)
-        site.learner.save(folder)
+        site.learner.predictor.save(folder)
         record[figures.round, name] = taken_from(
             folder, agreement, data[name], site.learner._checkpoints.journal
         )

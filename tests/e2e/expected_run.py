@@ -74,7 +74,7 @@ def expected(
             for each in federation.store.received()
             if each.key is not None
         )
-        bases = {site.name: site.learner.base_hash for site in federation.sites}
+        bases = {site.name: site.learner.received.base_hash for site in federation.sites}
         return Expected(out, federation.rounds, taken, bases)
 
 

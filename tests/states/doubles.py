@@ -22,6 +22,7 @@ from protoseal_files import append_only_file
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.checkpoints import Checkpoints
+from secure_client.checkpoints.received_results import ReceivedResults
 from secure_client.errors import Violation
 from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.privacy.releases import Releases
@@ -141,13 +142,13 @@ def _forgets_survivors() -> AbstractContextManager[object]:
 
 def _keeps_no_result() -> AbstractContextManager[object]:
     """A site's base is in memory alone."""
-    take = CheckpointedLearner._take
+    take = ReceivedResults._take
 
-    def wrong(self: CheckpointedLearner, round_number: int, taken: Any) -> None:
+    def wrong(self: ReceivedResults, round_number: int, taken: Any) -> None:
         with patch.object(self._checkpoints.journal, "put"):
             take(self, round_number, taken)
 
-    return patch.object(CheckpointedLearner, "_take", wrong)
+    return patch.object(ReceivedResults, "_take", wrong)
 
 
 def _keeps_no_targets() -> AbstractContextManager[object]:

@@ -99,7 +99,7 @@ def check_end(scene: Scene) -> None:
 
 def _finished(scene: Scene) -> dict[str, tuple[int, bytes]]:
     return {
-        site.name: (site.result, b"" if site.learner is None else site.learner.base_hash)
+        site.name: (site.result, b"" if site.learner is None else site.learner.received.base_hash)
         for site in scene.alive
         if isinstance(site.outcome, Finished)
     }

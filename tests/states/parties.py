@@ -199,9 +199,9 @@ class SiteProcess:
         """Hash of the base and the targets that the site would train from; empty before the process has a model."""
         if self.learner is None:
             return b""
-        guide = self.learner.guide
+        guide = self.learner.received.guide
         targets = b"" if guide is None else guide.rows.numpy().tobytes()
-        return hashlib.sha256(self.learner.base_hash + targets).digest()
+        return hashlib.sha256(self.learner.received.base_hash + targets).digest()
 
     def pause(self) -> None:
         """Let others act; called from within the process."""

@@ -63,7 +63,7 @@ class ScriptedSums(ScriptedCoordinator):
         """PRESENCE of these sites in a new attempt. ``start``: (base, result to catch up with) by site."""
         statements = []
         for name in names:
-            base, catch_up = (start or {}).get(name, (self.site(name).learner.base_hash, None))
+            base, catch_up = (start or {}).get(name, (self.site(name).learner.received.base_hash, None))
             begun = RoundStart(groups, base, catch_up)
             statements.append(self.presence(name, round_number=round_number, attempt=attempt, start=begun))
         group = next(group for group in groups if names[0] in group)

@@ -15,7 +15,7 @@ from agreement import Method, Protection
 from protoseal.reports.result_files import RESULT, Accuracies, RunResult, read_result, site_folder
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import CompletedRound, Watcher, simulate
-from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.predictor import Predictor
 from secure_client.output.site_log import SiteRound
 from secure_client.training.evaluation import Evaluation
 from tests.support.marks import full_but
@@ -225,13 +225,13 @@ def test_control_self_early_stopping_uses_same_inference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tested: list[Evaluation] = []
-    evaluate_on = CheckpointedLearner.evaluate_on
+    evaluate_on = Predictor.evaluate_on
 
-    def noted(self: CheckpointedLearner, dataset: Dataset[Any]) -> Evaluation:
+    def noted(self: Predictor, dataset: Dataset[Any]) -> Evaluation:
         tested.append(evaluate_on(self, dataset))
         return tested[-1]
 
-    monkeypatch.setattr(CheckpointedLearner, "evaluate_on", noted)
+    monkeypatch.setattr(Predictor, "evaluate_on", noted)
     told = Told()
     simulate(self_config(tmp_path / "out", method="self", compare=("fedproto",), rounds=1), told)
     of_self = tested[: len(told.rounds)]

@@ -22,8 +22,8 @@ from protoseal.simulation.local_controls import run_control
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal.simulation.site_pool import SiteTraining
 from protoseal_wire.messages import PhaseKey
-from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.learner_factory import build_agreed_model
+from secure_client.checkpoints.received_results import ReceivedResults
 from secure_client.data import SiteData
 from secure_client.errors import RunStopped
 from secure_client.output.site_files import MODEL, read_agreement, read_prototypes
@@ -119,14 +119,14 @@ def test_local_federation_failed_aggregation_stops(
 def test_control_self_targets_obey_bounds(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
     """The model ends in tanh, so some components are negative: FedPC's sites set these to 0."""
     seen, classes = [], []
-    take = CheckpointedLearner.take_targets
+    take = ReceivedResults.take_targets
 
-    def noted(self: CheckpointedLearner, number: int, rows: Float, present: Bool) -> None:
+    def noted(self: ReceivedResults, number: int, rows: Float, present: Bool) -> None:
         seen.append(rows)
-        classes.append((present.tolist(), (self.train_round(number)[1] > 0).tolist()))
+        classes.append((present.tolist(), self._values.held_classes().tolist()))
         take(self, number, rows, present)
 
-    monkeypatch.setattr(CheckpointedLearner, "take_targets", noted)
+    monkeypatch.setattr(ReceivedResults, "take_targets", noted)
     training = short_training("tests.support.tiny_models:build_tanh")
     agreement = grouped_agreement(training=training, method=method, norm_bound=0.5)
     run_control(agreement, Method.SELF, small_data(agreement))

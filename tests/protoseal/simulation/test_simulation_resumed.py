@@ -29,6 +29,7 @@ from protoseal.simulation.experiment import CompletedRound, EndedRun, Watcher, s
 from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation, RunFolder, SavedRun
 from protoseal.simulation.run_log import RunLog
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.predictor import Predictor
 from secure_client.errors import DataError, SiteError
 from secure_client.output.site_files import MODEL
 from secure_client.protocol.journal import Journal
@@ -123,7 +124,7 @@ POINTS = {
     "the coordinator moves on": (Store, "save", 35),
     "the coordinator's round is logged": (RunLog, "put_round", 2),
     "a round of a control is logged": (RunLog, "put_round", ROUNDS + 2),
-    "a site's files are written": (CheckpointedLearner, "save", 2),
+    "a site's files are written": (Predictor, "save", 2),
     "a round of a control is trained": (CheckpointedLearner, "finish", SITES * ROUNDS + 2 * SITES),
     "a run has ended": (RunFolder, "drop_state", 1),
 }

@@ -120,9 +120,9 @@ def test_train_round_0_is_the_initial_model(site: Site) -> None:
     np.testing.assert_allclose(rows, expected)  # none is negative or beyond the bound here
     assert np.array_equal(got, counts)
     assert np.array_equal(site.learner.values.averaged(), learner.averaged_vector())
-    assert not site.learner.has_trained
+    assert not site.learner.values.has_trained
     assert site.learner.values.held_classes().all()
-    assert site.learner.base_hash == b""
+    assert site.learner.received.base_hash == b""
 
 
 def test_train_round_again_trains_nothing(site: Site) -> None:
@@ -130,18 +130,18 @@ def test_train_round_again_trains_nothing(site: Site) -> None:
     first = contribution(site.learner, 1)
     assert not equal(before, first)
     assert equal(first, contribution(site.learner, 1))
-    assert site.learner.has_trained
+    assert site.learner.values.has_trained
 
 
 def test_train_round_starts_from_the_base_with_the_own_classifier(site: Site) -> None:
     """Replayed by hand on a bare learner: own classifier of round 1, the group's extractor, the group's targets."""
     site.learner.train_round(1)
     rows, has, averaged = a_base(1)
-    site.learner.take_base(1, FIRST, rows, has, averaged)
-    assert site.learner.base_hash == FIRST
+    site.learner.received.take_base(1, FIRST, rows, has, averaged)
+    assert site.learner.received.base_hash == FIRST
     got = contribution(site.learner, 2)
 
-    by_hand, targets = make_learner(), site.learner.base
+    by_hand, targets = make_learner(), site.learner.received.base
     assert targets is not None
     by_hand.train(1, None)
     by_hand.load_averaged(averaged)
@@ -171,7 +171,7 @@ def test_run_failing_job_ends_no_later_job(site: Site, monkeypatch: pytest.Monke
     monkeypatch.setattr(site.learner, "jobs", two_jobs)
     site.learner.train_round(1)
     assert len(passes) == 2 * 5  # batches of 8 of 40 records
-    assert site.learner.losses is None
+    assert site.learner.values.require_last().losses is None
 
 
 def test_finish_without_losses_restores_the_model_of_the_rounds_start(site: Site) -> None:
@@ -183,15 +183,15 @@ def test_finish_without_losses_restores_the_model_of_the_rounds_start(site: Site
     np.testing.assert_array_equal(site.learner.values.averaged(), start)
     site.restart()
     np.testing.assert_array_equal(site.learner.values.averaged(), start)
-    assert site.learner.losses is None
+    assert site.learner.values.require_last().losses is None
 
 
 def test_take_base_changes_neither_model_nor_values(site: Site) -> None:
     """The model as trained is evaluated, saved and contributed to this round."""
-    before, accuracy = contribution(site.learner, 1), site.learner.evaluate()
-    site.learner.take_base(1, FIRST, *a_base(1))
+    before, accuracy = contribution(site.learner, 1), site.learner.predictor.evaluate()
+    site.learner.received.take_base(1, FIRST, *a_base(1))
     assert equal(before, contribution(site.learner, 1))
-    after = site.learner.evaluate()
+    after = site.learner.predictor.evaluate()
     assert accuracy is not None
     assert after is not None
     assert (after.accuracy_classifier, after.pm_l) == (accuracy.accuracy_classifier, accuracy.pm_l)
@@ -201,7 +201,7 @@ def test_take_base_changes_neither_model_nor_values(site: Site) -> None:
 def test_save_outlasts_a_power_cut(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site.learner.train_round(1)
     disk = PowerCut(tmp_path, monkeypatch)
-    site.learner.save(tmp_path / "out")
+    site.learner.predictor.save(tmp_path / "out")
     for name in (MODEL, PROTOTYPES):
         path = tmp_path / "out" / name
         assert disk.left(path) == path.read_bytes()
@@ -215,9 +215,9 @@ def test_train_round_from_another_base_is_repeated(site: Site, restarted: bool) 
     Else sites that trained from different models could state the same base, and their masks would cancel.
     """
     site.learner.train_round(1)
-    site.learner.take_base(1, FIRST, *a_base(1))
+    site.learner.received.take_base(1, FIRST, *a_base(1))
     from_first = contribution(site.learner, 2)
-    site.learner.take_base(1, SECOND, *a_base(2))  # a catch-up as round 2 starts again
+    site.learner.received.take_base(1, SECOND, *a_base(2))  # a catch-up as round 2 starts again
     if restarted:
         site.restart()
     from_second = contribution(site.learner, 2)
@@ -225,7 +225,7 @@ def test_train_round_from_another_base_is_repeated(site: Site, restarted: bool) 
     by_hand = make_learner()
     by_hand.train(1, None)
     by_hand.load_averaged(a_base(1)[2])
-    by_hand.train(2, site.learner.guide)
+    by_hand.train(2, site.learner.received.guide)
     assert not np.array_equal(from_second[2], by_hand.averaged_vector())
     assert equal(from_second, contribution(site.learner, 2))
 
@@ -235,30 +235,32 @@ def test_train_round_without_discarding_would_leak_the_first_base(
 ) -> None:
     """The course of the test above, at a site that only asks whether it has trained in the round."""
     monkeypatch.setattr(
-        CheckpointedLearner, "is_trained_for", lambda self, number: self.trained_round >= number
+        CheckpointedLearner,
+        "is_trained_for",
+        lambda self, number: self.values.has_trained and self.values.require_last().round >= number,
     )
     site.learner.train_round(1)
-    site.learner.take_base(1, FIRST, *a_base(1))
+    site.learner.received.take_base(1, FIRST, *a_base(1))
     from_first = contribution(site.learner, 2)
-    site.learner.take_base(1, SECOND, *a_base(2))
-    assert site.learner.base_hash == SECOND
+    site.learner.received.take_base(1, SECOND, *a_base(2))
+    assert site.learner.received.base_hash == SECOND
     assert equal(from_first, contribution(site.learner, 2))
 
 
 def test_take_base_again_discards_nothing(site: Site) -> None:
     site.learner.train_round(1)
-    site.learner.take_base(1, FIRST, *a_base(1))
+    site.learner.received.take_base(1, FIRST, *a_base(1))
     trained = contribution(site.learner, 2)
-    site.learner.take_base(1, FIRST, *a_base(1))
+    site.learner.received.take_base(1, FIRST, *a_base(1))
     assert equal(trained, contribution(site.learner, 2))
 
 
 def test_train_round_after_missed_rounds_trains_once(site: Site) -> None:
-    site.learner.take_base(4, SECOND, *a_base(2))
+    site.learner.received.take_base(4, SECOND, *a_base(2))
     got = contribution(site.learner, 5)
     by_hand = make_learner()
     by_hand.load_averaged(a_base(2)[2])
-    by_hand.train(5, site.learner.guide)
+    by_hand.train(5, site.learner.received.guide)
     assert np.array_equal(got[2], by_hand.averaged_vector())
 
 
@@ -291,9 +293,9 @@ def test_shortened_counts_prototypes_beyond_the_bound(tmp_path: Path) -> None:
         folder.mkdir()
         site = Site(folder, bound=bound)
         site.learner.train_round(0)
-        assert site.learner.values.shortened == share
+        assert site.learner.values.require_last().shortened_share == share
         site.restart()
-        assert site.learner.values.shortened == share
+        assert site.learner.values.require_last().shortened_share == share
         site.journal.close()
 
 
@@ -323,6 +325,6 @@ def test_warning_names_site_and_round_once_a_round(tmp_path: Path, caplog: pytes
 def test_take_base_of_another_shape_is_refused(site: Site, change: Any, message: str) -> None:
     site.learner.train_round(1)
     with pytest.raises(ValueError, match=message):
-        site.learner.take_base(1, FIRST, *change(*a_base(1)))
-    assert site.learner.base_hash == b""
+        site.learner.received.take_base(1, FIRST, *change(*a_base(1)))
+    assert site.learner.received.base_hash == b""
     assert site.journal.get("base") is None

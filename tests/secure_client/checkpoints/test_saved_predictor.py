@@ -67,7 +67,7 @@ class Site:
         has = np.array([True, True, False])
         if not self.agreement.layout.classes:
             has[:] = False
-        self.learner.take_base(number, base, rng.random((CLASSES, DIM)), has, np.abs(moved))
+        self.learner.received.take_base(number, base, rng.random((CLASSES, DIM)), has, np.abs(moved))
 
     def model(self, state: dict[str, Tensor]) -> PrototypeModel:
         model = build_agreed_model(self.agreement, self.agreement.training.model)
@@ -75,7 +75,7 @@ class Site:
         return model.eval()
 
     def saved(self) -> dict[str, Tensor]:
-        self.learner.save(self._folder)
+        self.learner.predictor.save(self._folder)
         return safetensors.torch.load_file(self._folder / MODEL)
 
     def accuracy(self, model: PrototypeModel) -> float:
@@ -89,7 +89,7 @@ class Site:
         return right / len(dataset)
 
     def evaluated(self) -> Evaluation:
-        found = self.learner.evaluate()
+        found = self.learner.predictor.evaluate()
         assert found is not None
         return found
 
@@ -119,7 +119,7 @@ def test_save_fedavg_is_the_last_averaged_model(site: Site) -> None:
     before, trained = own_state(site), site.evaluated()
     assert trained.accuracy_trained is None
     site.take(1, FIRST)
-    model, base = site.model(site.saved()), site.learner.base
+    model, base = site.model(site.saved()), site.learner.received.base
     assert base is not None
     np.testing.assert_allclose(of_part(model, method), base.averaged, rtol=1e-6)
     evaluated = site.evaluated()
@@ -139,7 +139,7 @@ def test_save_fedpc_has_the_agreed_extractor(tmp_path: Path, predicts: Predicts)
     site.learner.train_round(1)
     own = own_state(site)
     site.take(1, FIRST)
-    saved, base = site.saved(), site.learner.base
+    saved, base = site.saved(), site.learner.received.base
     assert base is not None
     counted = "num_batches_tracked"  # stays at the site, and is read nowhere
     kept = {name for name in saved if torch.equal(saved[name], own[name]) and not name.endswith(counted)}

@@ -13,7 +13,7 @@ from crypto.errors import ImplausibleError
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.received_results import ReceivedResults
 from secure_client.errors import Violation
 from secure_client.exchanges.clusters import ClusterExchange
 from tests.support.grouped import EVERYONE
@@ -46,7 +46,7 @@ def summed(play: ScriptedClusters, number: int) -> EncryptedClusterAttempt:
 
 
 def kept(play: ScriptedClusters, name: str) -> list[bytes]:
-    base = play.site(name).learner.base
+    base = play.site(name).learner.received.base
     assert base is not None
     return [*(base.received[name].tobytes() for name in sorted(base.received)), base.averaged.tobytes()]
 
@@ -111,7 +111,7 @@ def test_a_sum_that_cannot_be_right_is_acknowledged_and_not_used(play: ScriptedC
 def raising(exchange: ClusterExchange, number: int, base: bytes, payload: Payload) -> object:
     """Take a result, but let an implausible decryption end the session."""
     result = exchange._half.read_result(payload)
-    exchange._learner.take_clusters(number, base, result.clusters, result.averaged)
+    exchange._learner.received.take_clusters(number, base, result.clusters, result.averaged)
     return np.isin(np.arange(len(exchange._agreement.classes)), result.clusters.labels)
 
 
@@ -119,7 +119,7 @@ def raising(exchange: ClusterExchange, number: int, base: bytes, payload: Payloa
     ("owner", "name", "double", "shows"),
     [
         (ClusterExchange, "_take", raising, ImplausibleError),
-        (CheckpointedLearner, "keep_base", lambda *_: None, AssertionError),
+        (ReceivedResults, "keep_base", lambda *_: None, AssertionError),
     ],
     ids=["raising", "stating the old base"],
 )
@@ -141,7 +141,7 @@ def test_before_any_result_a_site_trains_on_towards_no_clusters(play: ScriptedCl
     bad = begun.result(forged(CkksSecret.generate()[0], begun.form, np.zeros(begun.form.length)))
     own = play.site(A).learner.values.averaged()
     assert [begun.give(name, bad) for name in EVERYONE] == [ACKNOWLEDGED] * 4
-    base = play.site(A).learner.base
+    base = play.site(A).learner.received.base
     assert base is not None
     np.testing.assert_array_equal(base.averaged, own)
     assert base.guide() is None
@@ -149,7 +149,7 @@ def test_before_any_result_a_site_trains_on_towards_no_clusters(play: ScriptedCl
     total = after.total(EVERYONE)
     assert [after.give(name, total) for name in EVERYONE] == [ACKNOWLEDGED] * 4
     play.restart(A)
-    assert len({hash_of(total), *(play.site(name).learner.base_hash for name in EVERYONE)}) == 1
+    assert len({hash_of(total), *(play.site(name).learner.received.base_hash for name in EVERYONE)}) == 1
 
 
 # What the coordinator can see as well
@@ -181,7 +181,7 @@ def test_a_result_of_another_form_or_of_other_clusters_is_refused(
     total = begun.total(EVERYONE)
     with pytest.raises(Violation):
         begun.give(A, change(total))
-    assert play.site(A).learner.base_hash == b""
+    assert play.site(A).learner.received.base_hash == b""
     assert begun.give(A, total) == ACKNOWLEDGED
 
 

@@ -15,7 +15,7 @@ from crypto.ckks.group_mixing import MixingSite
 from crypto.errors import BoundError, ImplausibleError
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase
-from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.received_results import ReceivedResults
 from secure_client.errors import Violation
 from secure_client.exchanges.sum_halves import MixedGroupsHalf
 from tests.secure_client.conftest import OpenSites
@@ -207,7 +207,7 @@ def check_spoilt(play: ScriptedSums, spoil: Callable[[EncryptedAttempt, Payload]
 
 
 def base_of(play: ScriptedSums, name: str) -> tuple[bytes, bytes]:
-    base = play.site(name).learner.base
+    base = play.site(name).learner.received.base
     assert base is not None
     return base.rows.tobytes(), base.averaged.tobytes()
 
@@ -232,7 +232,7 @@ def loud(groups: EncryptedGroups) -> tuple[Vector, Vector]:
     [
         (MixedGroupsHalf, "_direction_and_vector", raising, fractional, ImplausibleError),
         (EncryptedGroups, "nothing", loud, fractional, AssertionError),
-        (CheckpointedLearner, "keep_base", lambda *_: None, fractional, AssertionError),
+        (ReceivedResults, "keep_base", lambda *_: None, fractional, AssertionError),
     ],
     ids=["raising", "mixing in something", "stating the old base"],
 )
@@ -299,8 +299,8 @@ def test_a_mixed_result_that_cannot_be_right_is_acknowledged_and_not_used(
     (bad,) = mixed(play, MixingSite(secret, groups.form).protect(direction, vector))
     own = play.site(A).learner.values.averaged()
     assert [begun.give(name, bad) for name in EVERYONE] == [ACKNOWLEDGED] * 4
-    assert hash_of(bad) == play.site(A).learner.base_hash != hash_of(means)
-    base = play.site(A).learner.base
+    assert hash_of(bad) == play.site(A).learner.received.base_hash != hash_of(means)
+    base = play.site(A).learner.received.base
     assert base is not None
     np.testing.assert_array_equal(base.averaged, own)
     assert base.guide() is None

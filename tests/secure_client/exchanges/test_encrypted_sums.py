@@ -24,7 +24,7 @@ from crypto.errors import ImplausibleError
 from crypto.fixed_point import Segment
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.received_results import ReceivedResults
 from secure_client.errors import Violation
 from secure_client.exchanges.sums import SumExchange
 from tests.secure_client.conftest import OpenSites
@@ -98,7 +98,7 @@ def fresh(open_sites: OpenSites) -> Open:
 def kept(course: Course, name: str) -> tuple[bytes, ...]:
     """Return the values that a site trains from, without their hash."""
     learner = course.play.site(name).learner
-    base = learner.base
+    base = learner.received.base
     assert base is not None
     return base.rows.tobytes(), base.present.tobytes(), base.averaged.tobytes()
 
@@ -199,18 +199,18 @@ def nothing(*_: object) -> None:
     """Keep the earlier base, so that the site states it again."""
 
 
-def emptied(learner: CheckpointedLearner, number: int, base: bytes) -> None:
+def emptied(received: ReceivedResults, number: int, base: bytes) -> None:
     """Take a base with the right hash and without the values to train from."""
-    old = learner.base
+    old = received.base
     assert old is not None
-    learner.take_base(number, base, 0.0 * old.rows, old.present, old.averaged)
+    received.take_base(number, base, 0.0 * old.rows, old.present, old.averaged)
 
 
 def raising(exchange: SumExchange, number: int, base: bytes, payload: Payload) -> object:
     """Take a result, but let an implausible decryption end the session."""
     means = exchange._half.read_means(payload)
     rows = means.rows if len(means.rows) else np.zeros((len(means.has), exchange._agreement.dim))
-    exchange._learner.take_base(number, base, *exchange._targets(rows, means.has), means.model)
+    exchange._learner.received.take_base(number, base, *exchange._targets(rows, means.has), means.model)
     return means.has
 
 
@@ -218,8 +218,8 @@ def raising(exchange: SumExchange, number: int, base: bytes, payload: Payload) -
     ("owner", "name", "double", "shows"),
     [
         (SumExchange, "_take", raising, ImplausibleError),
-        (CheckpointedLearner, "keep_base", nothing, AssertionError),
-        (CheckpointedLearner, "keep_base", emptied, AssertionError),
+        (ReceivedResults, "keep_base", nothing, AssertionError),
+        (ReceivedResults, "keep_base", emptied, AssertionError),
         (encrypted_sums, "check_total", nothing, AssertionError),
     ],
     ids=["raising", "stating the old base", "losing what it has", "using it"],
@@ -253,7 +253,7 @@ def test_before_any_result_a_site_keeps_its_own_model(fresh: Open, method: Metho
     bad = counts(sites=3.5)(begun, total)
     own = course.play.site(A).learner.values.averaged()
     assert begun.give(A, bad) == ACKNOWLEDGED
-    base = course.play.site(A).learner.base
+    base = course.play.site(A).learner.received.base
     assert base is not None
     np.testing.assert_array_equal(base.averaged, own)
     assert base.guide() is None
@@ -327,12 +327,12 @@ def test_a_result_of_another_form_is_refused_and_nothing_follows(course: Open, c
     run = course(BOTH)
     begun, total = run.begin()
     site = run.play.site(A)
-    before = site.learner.base_hash
+    before = site.learner.received.base_hash
     with pytest.raises(Violation, match=r"a result is refused|does not decode"):
         begun.give(A, FORMS[case](begun, total))
     key = PhaseKey("run-1", run.number, 1, Phase.RESULT)
     assert site.journal.stored_answer(key) is None
-    assert site.learner.base_hash == before
+    assert site.learner.received.base_hash == before
     assert [begun.give(name, total) for name in EVERYONE] == [ACKNOWLEDGED] * 4
 
 

@@ -125,7 +125,7 @@ def test_results_that_members_did_not_sign_or_state_are_refused(play: ScriptedSu
         assert refuses(play, wrong), what
         assert play.site(A).journal.get("base") is None, what
     play.give_result(A, honest)
-    assert play.site(A).learner.base_hash == base_of(honest)
+    assert play.site(A).learner.received.base_hash == base_of(honest)
 
 
 def test_a_member_subtracts_its_row_and_takes_the_mean_of_its_peers(play: ScriptedSums) -> None:
@@ -172,7 +172,7 @@ def test_a_class_that_a_site_does_not_hold_gives_it_no_target(play: ScriptedSums
     _, result = carried_out(play, *EVERYONE)
     play.give_result(C, result)
     assert result.arrays[1].tolist() == [4.0, 4.0, 3.0]
-    assert play.site(C).learner.prototypes().has_personal.tolist() == [True, True, False]
+    assert play.site(C).learner.predictor.prototypes().has_personal.tolist() == [True, True, False]
     np.testing.assert_allclose(targets(play, C)[2], play.site(C).learner.values.latest()[0][2], atol=1e-15)
 
 
@@ -193,8 +193,8 @@ def test_a_site_that_never_trained_takes_no_targets(play: ScriptedSums) -> None:
     for name in (A, B, C):
         play.give_result(name, result)
     play.attempt(*EVERYONE, round_number=2, start={D: (base_of(result), result)})
-    assert play.site(D).learner.base_hash == base_of(result)
-    assert not play.site(D).learner.prototypes().has_personal.any()
+    assert play.site(D).learner.received.base_hash == base_of(result)
+    assert not play.site(D).learner.predictor.prototypes().has_personal.any()
 
 
 def test_a_result_of_a_later_round_is_no_base(play: ScriptedSums) -> None:
@@ -212,7 +212,7 @@ def test_result_that_replays_the_sum_of_the_round_before_is_refused(play: Script
     with pytest.raises(Violation):
         play.give_result(A, first, round_number=2)
     play.give_result(A, second, round_number=2)
-    assert play.site(A).learner.base_hash == base_of(second)
+    assert play.site(A).learner.received.base_hash == base_of(second)
 
 
 def test_result_signed_by_helpers_for_fewer_participants_than_the_site_knows_is_refused(
@@ -235,7 +235,7 @@ def test_result_to_catch_up_with_over_too_few_sites_is_refused(play: ScriptedSum
         few = signed_anew(nothing, play, begun, (A, B))
     with pytest.raises(Violation):
         play.attempt(D, round_number=2, start={D: (base_of(few), few)})
-    assert play.site(D).learner.base_hash == b""
+    assert play.site(D).learner.received.base_hash == b""
 
 
 def test_signatures_of_sharers_do_not_belong_to_a_result(play: ScriptedSums) -> None:

@@ -106,7 +106,7 @@ def test_a_member_that_states_no_keys_has_no_part_in_a_masked_sum(
 
 
 def _begin(play: ScriptedSums, name: str, groups: Groups, *, round_number: int = 1) -> None:
-    start = RoundStart(groups, play.site(name).learner.base_hash)
+    start = RoundStart(groups, play.site(name).learner.received.base_hash)
     play.presence(name, round_number=round_number, start=start)
 
 
@@ -115,11 +115,11 @@ def _begin(play: ScriptedSums, name: str, groups: Groups, *, round_number: int =
 
 def test_a_site_that_missed_a_result_catches_up_and_sums_with_the_others(play: ScriptedSums) -> None:
     result = play.play_sum(*EVERYONE, dropped=[C])
-    assert play.site(C).learner.base_hash == b""
+    assert play.site(C).learner.received.base_hash == b""
     begun = play.attempt(*EVERYONE, round_number=2, start={C: (base_of(result), result)})
     assert {each.base for each in begun.active.statements} == {base_of(result)}
     play.restart(C)
-    assert play.site(C).learner.base_hash == base_of(result)
+    assert play.site(C).learner.received.base_hash == base_of(result)
     expected = np.sum([play.vector(name, begun) for name in EVERYONE], axis=0)
     assert (np.abs(begun.carried_out(EVERYONE) - expected) <= play.rounding(4)).all()
 
@@ -144,7 +144,7 @@ def test_start_with_crafted_result_before_first_sum_is_refused(play: ScriptedSum
     crafted = some_result()
     with pytest.raises(Violation):
         play.attempt(A, start={A: (base_of(crafted), crafted)})
-    assert play.site(A).learner.base_hash == b""
+    assert play.site(A).learner.received.base_hash == b""
 
 
 def test_start_with_second_result_of_a_round_is_refused(play: ScriptedSums) -> None:
@@ -152,7 +152,7 @@ def test_start_with_second_result_of_a_round_is_refused(play: ScriptedSums) -> N
     second = some_result()
     with pytest.raises(Violation):
         play.attempt(A, round_number=2, start={A: (base_of(second), second)})
-    assert play.site(A).learner.base_hash == base_of(first)
+    assert play.site(A).learner.received.base_hash == base_of(first)
 
 
 def test_later_attempt_drops_the_vector_of_an_earlier_one(play: ScriptedSums) -> None:
@@ -198,7 +198,7 @@ def test_a_result_of_another_form_is_refused(play: ScriptedSums, result: Payload
     play.attempt(*EVERYONE)
     with pytest.raises(Violation, match=refusal):
         play.give_result(A, result)
-    assert play.site(A).learner.base_hash == b""
+    assert play.site(A).learner.received.base_hash == b""
 
 
 def test_a_prototype_at_the_bound_is_taken(play: ScriptedSums) -> None:
@@ -207,7 +207,7 @@ def test_a_prototype_at_the_bound_is_taken(play: ScriptedSums) -> None:
     vector = np.zeros(LENGTH)
     vector[:8] = 2.0 / np.sqrt(8) + 2.0**-18
     play.give_result(A, Payload("pairwise/1", arrays=(vector, np.ones(3))))
-    assert play.site(A).learner.base_hash != b""
+    assert play.site(A).learner.received.base_hash != b""
 
 
 @pytest.mark.parametrize("start", [{"groups": (EVERYONE,)}, {"base": bytes(32)}])

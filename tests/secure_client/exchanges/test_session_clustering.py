@@ -109,7 +109,7 @@ def test_a_site_absent_from_the_clustering_takes_part_in_the_rounds(open_sites: 
     play = opened(open_sites, grouped_agreement())
     play.cluster(A, B, C)
     play.play_sum(*EVERYONE)
-    assert play.site(D).learner.base_hash == play.site(A).learner.base_hash
+    assert play.site(D).learner.received.base_hash == play.site(A).learner.received.base_hash
 
 
 def test_a_method_without_groups_has_no_clustering(open_sites: OpenSites) -> None:

@@ -148,10 +148,10 @@ def test_a_result_becomes_the_base_and_what_features_are_drawn_to(play: Scripted
     given = result(play)
     play.give_result(A, given)
     learner = play.site(A).learner
-    base, guide = learner.base_hash, learner.guide
+    base, guide = learner.received.base_hash, learner.received.guide
     assert len(base) == 32
     play.restart(A)
-    again = play.site(A).learner
+    again = play.site(A).learner.received
     assert again.base_hash == base
     for name, each in vars(guide).items():
         assert bool((getattr(again.guide, name) == each).all())
@@ -186,7 +186,7 @@ def test_a_result_that_cannot_be_right_is_refused(play: ScriptedClusters, case: 
     change, refusal = RESULTS[case]
     with pytest.raises(Violation, match=refusal):
         play.give_result(A, change(result(play)))
-    assert play.site(A).learner.base_hash == b""
+    assert play.site(A).learner.received.base_hash == b""
     play.give_result(A, result(play))
 
 
@@ -204,7 +204,7 @@ def test_a_catch_up_is_taken_for_the_round_before(play: ScriptedClusters) -> Non
     given = result(play)
     for name in (A, B, C):
         play.give_result(name, given)
-    base = play.site(A).learner.base_hash
+    base = play.site(A).learner.received.base_hash
     begun = play.attempt(*EVERYONE, round_number=2, start={D: (base, given)})
     assert {each.base for each in begun.active.statements} == {base}
     other = replace(given, arrays=(given.arrays[0] / 2.0, *given.arrays[1:]))
@@ -224,7 +224,7 @@ def test_prototypes_beyond_the_norm_bound_are_shortened_with_a_word(
     rows = play.local(A).rows
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 0.05, rtol=1e-9)
     assert f"{len(rows)} prototypes were longer than norm_bound = 0.05" in caplog.text
-    assert play.site(A).learner.values.shortened == 1.0
+    assert play.site(A).learner.values.require_last().shortened_share == 1.0
 
 
 def test_a_site_with_too_many_prototypes_of_a_class_has_their_mean(opened: Open) -> None:

@@ -57,12 +57,14 @@ def test_a_site_that_dropped_out_takes_its_groups_result_but_not_one_of_an_attem
     result = play.play_sum(A, B, D)
     with pytest.raises(Violation, match="attempt 1 is not the current attempt"):
         play.give_result(C, result)
-    begun = play.attempt(*EVERYONE, round_number=2, start={C: (play.site(A).learner.base_hash, result)})
+    begun = play.attempt(
+        *EVERYONE, round_number=2, start={C: (play.site(A).learner.received.base_hash, result)}
+    )
     survivors = (A, B, D)
     second = play.result_of(begun.carried_out(survivors), begun, survivors)
     for name in EVERYONE:
         play.give_result(name, second, round_number=2)
-    assert play.site(C).learner.base_hash == play.site(A).learner.base_hash
+    assert play.site(C).learner.received.base_hash == play.site(A).learner.received.base_hash
 
 
 # Secrets

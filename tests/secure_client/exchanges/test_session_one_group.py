@@ -73,14 +73,14 @@ def test_a_site_fuses_what_it_is_given_with_its_own_and_trains_towards_that(play
             3,
         )
         play.give_result(name, result)
-        base = learner.base
+        base = learner.received.base
         assert base is not None
         np.testing.assert_allclose(base.rows, wanted, rtol=1e-12, atol=1e-15)
         play.restart(name)
-        restarted = play.site(name).learner.base
+        restarted = play.site(name).learner.received.base
         assert restarted is not None
         np.testing.assert_array_equal(restarted.rows, base.rows)
-    bases = [play.site(name).learner.base for name in EVERYONE]
+    bases = [play.site(name).learner.received.base for name in EVERYONE]
     assert len({base.rows.tobytes() for base in bases if base is not None}) == len(EVERYONE)
     assert len({base.hash for base in bases if base is not None}) == 1  # all were given the same
 
@@ -93,7 +93,7 @@ def test_a_mean_that_nobody_within_the_bounds_has_is_refused(play: ScriptedSums)
     long[:DIM] = play.agreement.norm_bound
     with pytest.raises(Violation, match="longer than the norm bound"):
         play.give_result(A, Payload(result.scheme, arrays=(long, has)))
-    assert play.site(A).learner.base_hash == b""
+    assert play.site(A).learner.received.base_hash == b""
 
 
 # Models alone
@@ -120,7 +120,7 @@ def test_prototypes_that_nobody_adds_up_are_refused(
         fedavg.give_result(A, result_for(fedavg, 1.0))
     monkeypatch.setattr(fedavg.site(A).session, "_on_round", lambda _: None)
     fedavg.give_result(A, result_for(fedavg, 0.0))
-    assert fedavg.site(A).learner.base_hash != b""
+    assert fedavg.site(A).learner.received.base_hash != b""
 
 
 @pytest.mark.parametrize(

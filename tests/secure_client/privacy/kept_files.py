@@ -26,7 +26,7 @@ def kept_by(learner: CheckpointedLearner, *documents: str) -> Traces:
         stored = learner._checkpoints.journal.get(document)
         arrays = {} if stored is None else safetensors.numpy.load(stored[1])
         found |= {f"{document}: {name}": each.tobytes() for name, each in arrays.items() if name != _HEAD}
-    own = learner.prototypes()
+    own = learner.predictor.prototypes()
     return found | {f"file: {name}": each.tobytes() for name, each in vars(own).items() if each is not None}
 
 

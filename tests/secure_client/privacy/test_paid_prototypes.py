@@ -175,7 +175,7 @@ def test_missed_release_leaves_no_prototypes_and_pays_nothing(
     ]
     assert "before round 4" in caplog.text
     assert not site.entries
-    site.learner.save(tmp_path / "out")
+    site.learner.predictor.save(tmp_path / "out")
     assert not read_prototypes(tmp_path / "out").local.any()
     site.learner.train_round(4)
     assert site.learner.values.held_classes().any()
@@ -341,7 +341,7 @@ def test_restart_with_an_older_ledger_is_refused(site: Site, lost: str) -> None:
 def test_saved_counts_are_the_noisy_ones(tmp_path: Path) -> None:
     site = Site(tmp_path, agreement(min_count=1e6))
     site.learner.train_round(1)
-    site.learner.save(tmp_path)
+    site.learner.predictor.save(tmp_path)
     assert not read_prototypes(tmp_path).counts.any()
     site.journal.close()
 

@@ -110,8 +110,8 @@ def test_site_without_a_release_has_no_prototypes(method: Method, tmp_path: Path
             assert not any(values.any() for values in made)
             if method is Method.FEDPLCC:
                 assert len(learner.values.local().labels) == 0
-            assert learner.values.released == 2
-            assert learner.evaluate() is not None
+            assert learner.values.require_last().released == 2
+            assert learner.predictor.evaluate() is not None
     assert not entries(tmp_path)
 
 
@@ -147,7 +147,7 @@ def take_centres(learner: CheckpointedLearner, of_class: int, around: Sequence[t
         features = torch.cat(list(around)).double().numpy()
         rows = np.concatenate([features[6 * k : 6 * k + of_class] for k in range(CLASSES)])
     clusters = GlobalClusters(rows, labels, np.full(count, 1.0 / of_class))
-    learner.take_clusters(2, bytes(32), clusters, learner.values.averaged())
+    learner.received.take_clusters(2, bytes(32), clusters, learner.values.averaged())
 
 
 # FedPLCC's cells
@@ -254,7 +254,9 @@ def test_averaged_parameters_of_frozen_features_stay_initial(tmp_path: Path, mod
         before = learner.values.averaged()
         learner.train_round(1)
         np.testing.assert_array_equal(learner.values.averaged(), before)
-        learner.take_base(1, bytes(32), np.zeros((CLASSES, DIM)), np.zeros(CLASSES, np.bool_), before + 1.0)
+        learner.received.take_base(
+            1, bytes(32), np.zeros((CLASSES, DIM)), np.zeros(CLASSES, np.bool_), before + 1.0
+        )
         learner.train_round(2)
         np.testing.assert_array_equal(learner.values.averaged(), before)
         moved = learner._learner._averaged.vector()

@@ -76,7 +76,7 @@ def test_feature_passes_of_averages_are_for_saved_prototypes_alone(
     course(site)
     assert site.evaluated().accuracy_prototype is None
     assert passes() == 0
-    site.learner.save(tmp_path)
+    site.learner.predictor.save(tmp_path)
     assert passes() == 1
     rows, counts = site.learner._learner.prototypes()
     saved = read_prototypes(tmp_path)
