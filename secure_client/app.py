@@ -31,12 +31,11 @@ from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Un
 from secure_client.output.site_files import MODEL, PROTOTYPES, write_agreement
 from secure_client.output.site_log import SiteLog, SiteRound, write_site_log
 from secure_client.privacy.budget import NO_GUARANTEE, BudgetSection, check_delta
-from secure_client.privacy.exact_releases import ExactReleases, open_exact
 from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.privacy.kept_releases import KeptReleases
 from secure_client.privacy.ledger_anchors import check_recorded, record_beside
 from secure_client.privacy.record_overlap import Sketch, compare_records, open_records_key
-from secure_client.privacy.releases import Releases, count_units, open_releases
+from secure_client.privacy.releases import ExactReleases, Releases, count_units, open_exact, open_releases
 from secure_client.protocol.answer_delays import AnswerDelays
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party, open_journal
@@ -217,20 +216,20 @@ def _run(
     recorder = releases or exact
     if config.privacy is not None and sketch is not None and recorder is not None:
         recorder.note(_compare_records(config.privacy, sketch, records_key))
-    learner = open_learner(config, data)
-    for ranges in learner.ranges:
+    bare_learner = open_learner(config, data)
+    for ranges in bare_learner.ranges:
         for warning in ranges.warnings:
             _log.warning("%s: %s", ranges.where, warning)
-    checkpointed = build_checkpointed_learner(agreement, learner, journal, releases)
+    learner = build_checkpointed_learner(agreement, bare_learner, journal, releases)
     with ExitStack() as stack:
         transport = stack.enter_context(open_transport(config, party))
         peers = stack.enter_context(open_peers(config.privacy)) if config.privacy else None
         writer = _LogWriter(config, data, transport, journal, on_round)
-        delays = AnswerDelays(journal, agreement, checkpointed.evaluate)
+        delays = AnswerDelays(journal, agreement, learner.predictor.evaluate)
         session = Session(
             agreement,
             party,
-            checkpointed,
+            learner,
             journal,
             on_round=writer.add,
             on_answer=delays.keep,
@@ -242,12 +241,13 @@ def _run(
         )
     # The journal records completion before any write that may fail: a site that is restarted after a failed write must
     # not join again, since the coordinator would see it.
-    if is_complete(outcome, agreement.rounds, trained=checkpointed.has_trained):
+    trained = learner.values.has_trained
+    if is_complete(outcome, agreement.rounds, trained=trained):
         journal.put(_COMPLETE, agreement.rounds, b"")
-    if checkpointed.has_trained:
-        checkpointed.save(config.out)
+    if trained:
+        learner.predictor.save(config.out)
     log = writer.write()
-    check_complete(outcome, agreement.rounds, trained=checkpointed.has_trained)
+    check_complete(outcome, agreement.rounds, trained=trained)
     # Only after the last write: a site that is restarted before this writes its results again.
     journal.put(_SAVED, agreement.rounds, b"")
     run_or_fallback(lambda: _warn_of_settings(agreement, log), lambda: None, "checking the settings")

@@ -46,8 +46,8 @@ from secure_client.exchanges.peer_sums import PeerSumExchange
 from secure_client.exchanges.peers import PeerExchange
 from secure_client.exchanges.sums import SumExchange
 from secure_client.output.site_log import SiteRound, loss_figures, site_round
-from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.privacy.ledger_anchors import OwnAnchor, PeerAnchors
+from secure_client.privacy.releases import ExactReleases
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.participants import Participants
 from secure_client.protocol.phase_order import PhaseOrder

@@ -53,10 +53,9 @@ from secure_client.errors import DataError, ModelError, Refused, SiteError, Stat
 from secure_client.models.prototype_model import hash_weights
 from secure_client.privacy.budget import NO_GUARANTEE, check_delta
 from secure_client.privacy.cost import planned_epsilon, planned_in_words, worst_epsilon
-from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.ledger_anchors import check_recorded
 from secure_client.privacy.record_overlap import RECORDS_KEY, compare_records
-from secure_client.privacy.releases import count_units, open_releases
+from secure_client.privacy.releases import count_units, open_exact, open_releases
 from secure_client.protocol.setup import Party
 from secure_client.proxy import find_proxy, split_target
 from secure_client.training.batches import open_source

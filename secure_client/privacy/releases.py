@@ -1,7 +1,8 @@
-"""Noisy releases of a site in one run: each is paid for in the privacy ledger, then drawn; so is training by DP-SGD.
+"""Releases of a site in one run, noisy or exact: each is in the data set's privacy ledger before it leaves the site.
 
-The order is: pay, draw, send. A site that dies between two steps has paid for what it never sent, and never the other
-way round.
+A noisy release is paid for, then drawn, then sent; so is training by DP-SGD. A site that dies between two steps has
+paid for what it never sent, and never the other way round. A run without noise ends the guarantee for its data set, in
+this and all later runs, and the ledger says so before any exact value leaves.
 """
 
 from __future__ import annotations
@@ -347,3 +348,41 @@ def _finite(batches: Batches) -> Iterator[tuple[Float, Ints]]:
             "the features of %d records are not finite and count as zero: look for extreme values in the data",
             spoilt,
         )
+
+
+class ExactReleases:
+    """Record of a run without noise in the data set's ``ledger``."""
+
+    def __init__(self, agreement: Agreement, budget: BudgetSection) -> None:
+        """Open or create the ledger; raise ``LedgerError`` if it cannot be written or has another limit."""
+        self.ledger = open_site_ledger(budget)
+        self._agreement = agreement
+        self._facts: Mapping[str, Fact] = {}
+
+    def note(self, facts: Mapping[str, Fact]) -> None:
+        """Set facts on the records, which the ledger records when :meth:`declare` adds its line."""
+        self._facts = facts
+
+    def declare(self) -> None:
+        """Record once in the ledger that this run has no guarantee; the record is durable when this returns.
+
+        Raises :class:`privacy.errors.LedgerError` if the record cannot be written: then no exact value may leave the
+        site.
+        """
+        if self.ledger.record_exposure(self._agreement.run, self._agreement.hash(), self._facts):
+            _log.warning(
+                "%s for data set %r from now on: run %r releases exact values (%s)",
+                NO_GUARANTEE,
+                self.ledger.dataset,
+                self._agreement.run,
+                self.ledger.path,
+            )
+
+    def spent_budget(self) -> SpentBudget:
+        """Return the budget spent so far, over all runs, without a guarantee."""
+        return SpentBudget(self.ledger.epsilon_spent(), self.ledger.limit.delta, guaranteed=False)
+
+
+def open_exact(agreement: Agreement, budget: BudgetSection | None) -> ExactReleases | None:
+    """Open the record of exact releases; None if the run's releases are noisy or the site has no ledger."""
+    return None if agreement.privacy is not None or budget is None else ExactReleases(agreement, budget)

@@ -14,7 +14,7 @@ from crypto.shamir import PRIME
 from protoseal_wire.codec.calls import CHUNK_BYTES
 from protoseal_wire.messages import PROTOCOL_VERSION, Phase
 from secure_client.errors import PhaseOver, Refused
-from secure_client.retry import FINAL
+from secure_client.transport import FINAL
 from secure_server.service.servicer import STATUS
 
 ROOT = Path(__file__).parents[2]

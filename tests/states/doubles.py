@@ -24,8 +24,7 @@ from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.checkpoints import Checkpoints
 from secure_client.checkpoints.received_results import ReceivedResults
 from secure_client.errors import Violation
-from secure_client.privacy.exact_releases import ExactReleases
-from secure_client.privacy.releases import Releases
+from secure_client.privacy.releases import ExactReleases, Releases
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.phase_order import PhaseOrder
 from secure_client.protocol.secure_aggregation import SecureAggregation

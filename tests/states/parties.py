@@ -30,9 +30,8 @@ from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.client_loop import take_part
 from secure_client.errors import Unreachable
-from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.ledger_anchors import check_recorded
-from secure_client.privacy.releases import open_releases
+from secure_client.privacy.releases import open_exact, open_releases
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
 from secure_server.aggregator import Aggregator

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from privacy.errors import PrivacyError
 from secure_client.errors import SiteError, Unreachable
-from secure_client.retry import FINAL
+from secure_client.transport import FINAL
 from secure_server.rounds.state import State
 from secure_server.service.servicer import status_of
 from tests.states.disks import Disk, Extent

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from privacy.accounting.accountant import Composed
+from privacy.accounting.accounting_rules import renyi_epsilon
 from privacy.accounting.events import Event
-from privacy.accounting.renyi_filter import renyi_epsilon
 
 
 def epsilon(history: Sequence[Event], delta: float) -> float:

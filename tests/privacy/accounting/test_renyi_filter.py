@@ -10,9 +10,8 @@ import pytest
 from opacus.accountants.analysis.rdp import compute_rdp
 
 from privacy.accounting.accountant import Composed
-from privacy.accounting.accounting_rules import Accounting, accountant_for
+from privacy.accounting.accounting_rules import ORDERS, Accounting, accountant_for, costs
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
-from privacy.accounting.renyi_filter import ORDERS, costs
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger

@@ -11,7 +11,7 @@ from agreement import Protection
 from algorithms.pfpl import Weighting
 from privacy.ledger.budget_account import read_account
 from secure_client.privacy.budget import BudgetSection
-from secure_client.privacy.exact_releases import ExactReleases
+from secure_client.privacy.releases import ExactReleases
 from secure_client.session import Session
 from tests.support.scripted_coordinator import Cast, ScriptedCoordinator, Site
 from tests.support.small import small_agreement

@@ -17,8 +17,8 @@ from privacy.ledger.budget_account import read_account
 from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement
 from secure_client.errors import Violation
 from secure_client.privacy.budget import BudgetSection
-from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.privacy.ledger_anchors import OwnAnchor, PeerAnchors, check_recorded
+from secure_client.privacy.releases import ExactReleases
 from secure_client.protocol.journal import Journal
 from tests.support.anchors import anchor, with_noise
 from tests.support.ledgers import DATASET, LIMIT, open_ledger, spending

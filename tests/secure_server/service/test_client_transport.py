@@ -27,8 +27,7 @@ from protoseal_wire.messages import (
 )
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_client.errors import PhaseOver, Refused, SiteError, Unreachable, Violation
-from secure_client.retry import FINAL, call_until
-from secure_client.transport import GrpcTransport
+from secure_client.transport import FINAL, GrpcTransport, call_until
 from secure_server import errors
 from tests.secure_server.service.harness import KEY, RUN, SESSION, FakeHandler, join_request, serving
 from tests.secure_server.service.parties import CLIENT, NAME, SERVER, Federation
@@ -314,8 +313,8 @@ class TestPauses:
     def slept(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         """The pauses, which take no time here."""
         pauses: list[float] = []
-        monkeypatch.setattr("secure_client.retry.time.monotonic", lambda: sum(pauses))
-        monkeypatch.setattr("secure_client.retry.time.sleep", pauses.append)
+        monkeypatch.setattr("secure_client.transport.time.monotonic", lambda: sum(pauses))
+        monkeypatch.setattr("secure_client.transport.time.sleep", pauses.append)
         return pauses
 
     @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code not in FINAL])
