@@ -24,7 +24,7 @@ PATIENCE = 5.0
 
 
 @contextmanager
-def locked(path: Path, *, create: bool = False, read_only: bool = False) -> Iterator[int]:
+def lock_file(path: Path, *, create: bool = False, read_only: bool = False) -> Iterator[int]:
     """Yield the descriptor of the locked file; wait for other holders. Readers share the lock, a writer has it alone.
 
     Raises ``OSError`` if the file cannot be opened or is not a regular file. The folder is never created: on a disk

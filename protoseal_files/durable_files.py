@@ -37,10 +37,14 @@ def write(path: Path, content: bytes, *, mode: int = _OWN, overwrite: bool = Tru
     try:
         with os.fdopen(handle, "wb") as file:
             os.fchmod(file.fileno(), mode)
-            if overwrite:
-                _keep_owner(file.fileno(), path)
+            if overwrite and os.geteuid() == 0 and path.exists():
+                # A file that root writes keeps the owner of the file it replaces, so that a service can still read it.
+                replaced = path.stat()
+                with suppress(OSError):  # the owner may be unknown to a container's root
+                    os.fchown(file.fileno(), replaced.st_uid, replaced.st_gid)
             file.write(content)
             file.flush()
+            # Before the rename: a name that a power cut left on the disk must never point at an empty file.
             os.fsync(file.fileno())
         if overwrite:
             os.replace(temporary, path)
@@ -49,14 +53,6 @@ def write(path: Path, content: bytes, *, mode: int = _OWN, overwrite: bool = Tru
     finally:
         Path(temporary).unlink(missing_ok=True)
     sync_folder(path.parent)
-
-
-def _keep_owner(handle: int, path: Path) -> None:
-    """Give a file that root writes the owner of the file it replaces, so that a service can still read the file."""
-    if os.geteuid() == 0 and path.exists():
-        replaced = path.stat()
-        with suppress(OSError):  # the owner may be unknown to a container's root
-            os.fchown(handle, replaced.st_uid, replaced.st_gid)
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -25,7 +25,7 @@ from secure_client.client_loop import take_part
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData, load_site_data
 from secure_client.data.sources import hash_training_records
-from secure_client.diagnosis.diagnoses import diagnose
+from secure_client.diagnosis.diagnoses import Diagnosis, diagnose
 from secure_client.error_containment import run_or_fallback
 from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Unreachable
 from secure_client.output.site_files import MODEL, PROTOTYPES, write_agreement
@@ -136,14 +136,14 @@ def open_learner(config: SiteConfig, data: SiteData) -> Learner:
 
 def open_state(config: SiteConfig, party: Party) -> Journal:
     """Open the run's journal in ``state_dir``; raise :class:`OtherRun` naming the run or the fields that differ."""
-    journal = open_journal_of(config, config.state_dir / JOURNAL, party)
+    journal = open_run_journal(config, config.state_dir / JOURNAL, party)
     with closed_on_error(journal):
         check_out(config, begun=not journal.unused)
         keep_agreement(config.state_dir, config.agreement)
     return journal
 
 
-def open_journal_of(config: SiteConfig, path: Path, party: Party) -> Journal:
+def open_run_journal(config: SiteConfig, path: Path, party: Party) -> Journal:
     """Open the journal of the site's run, or a copy of it. Errors as for :func:`open_state`."""
     try:
         return open_journal(path, config.agreement, party)
@@ -250,7 +250,10 @@ def _run(
     check_complete(outcome, agreement.rounds, trained=trained)
     # Only after the last write: a site that is restarted before this writes its results again.
     journal.put(_SAVED, agreement.rounds, b"")
-    run_or_fallback(lambda: _warn_of_settings(agreement, log), lambda: None, "checking the settings")
+    for diagnosis in run_or_fallback(
+        lambda: diagnose(agreement, agreement.method, [log.rounds]), list[Diagnosis], "checking the settings"
+    ):
+        _log.warning("%s: %s", log.name, diagnosis.text)
     return log
 
 
@@ -279,12 +282,6 @@ def _compare_records(
     for warning in comparison.warnings:
         _log.warning("data set %r: %s", budget.dataset, warning)
     return comparison.facts
-
-
-def _warn_of_settings(agreement: Agreement, log: SiteLog) -> None:
-    """Log signs of wrong settings that this site's own figures show; the log stays at the site."""
-    for diagnosis in diagnose(agreement, agreement.method, [log.rounds]):
-        _log.warning("%s: %s", log.name, diagnosis.text)
 
 
 def _take_part_or_finish(

@@ -69,9 +69,15 @@ def take_part(
         raise
     except Exception as error:
         _log.error("leaving the run: %s", error)
-        # Secrets first: a call that fails must not keep them.
-        _erase(session)
-        _leave(transport)
+        # Secrets first: a call that fails must not keep them. Either failure is logged, and the error above is raised.
+        try:
+            session.end()
+        except Exception as failure:
+            _log.error("the secrets of the last attempt could not be erased: %s", failure)
+        try:
+            transport.leave()
+        except SiteError as failure:
+            _log.warning("the coordinator could not be informed that this site leaves: %s", failure)
         raise
 
 
@@ -105,17 +111,3 @@ def step(session: Session, transport: Transport, answer_time: AnswerTime = at_on
                 "the answer to %s of round %d came too late: %s", task.key.phase.name, task.key.round, error
             )
     return task
-
-
-def _erase(session: Session) -> None:
-    try:
-        session.end()
-    except Exception as error:  # the error that made the site leave is the one to raise
-        _log.error("the secrets of the last attempt could not be erased: %s", error)
-
-
-def _leave(transport: Transport) -> None:
-    try:
-        transport.leave()
-    except SiteError as error:
-        _log.warning("the coordinator could not be informed that this site leaves: %s", error)

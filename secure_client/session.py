@@ -213,7 +213,7 @@ class Session:
                     self._agreement,
                     key,
                     released,
-                    self._participants.asked,
+                    self._participants.requested_rows,
                     answer,
                     encoded,
                 )

@@ -34,9 +34,9 @@ from secure_client.app import (
     check_out,
     exposures,
     load_data,
-    open_journal_of,
     open_learner,
     open_party,
+    open_run_journal,
     open_transport,
     rounds_received,
     sketch_records,
@@ -381,7 +381,7 @@ def check_state(config: SiteConfig, party: Party) -> str:
         for path in config.state_dir.glob(f"{JOURNAL}*"):  # and the log that a killed process leaves
             refuse_link(path)
             shutil.copy2(path, copies)
-        with open_journal_of(config, Path(copies) / JOURNAL, party) as copy:
+        with open_run_journal(config, Path(copies) / JOURNAL, party) as copy:
             check_out(config, begun=not copy.unused)
             secrets, last = copy.check_secrets(), rounds_received(copy)
             return f"{last} of {config.agreement.rounds} rounds; {secrets} stored secrets can be decrypted"

@@ -30,7 +30,8 @@ class Account:
 
     def __init__(self, path: Path, chain: Chain) -> None:
         """Raise :class:`ChainError` if a line is not one of this version's ledgers, or the chain is empty."""
-        self.path, self._chain = path, chain
+        self.path = path
+        self._chain = chain
         lines = [_read_line(number, content) for number, content in enumerate(chain.contents, 1)]
         if [isinstance(line, Budget) for line in lines] != [True] + [False] * (len(lines) - 1):
             raise ChainError("the first line, and no other, has to be the budget of a data set")
@@ -134,7 +135,7 @@ def _read_line(number: int, content: Mapping[str, object]) -> Line:
 
 def read_account(path: Path) -> Account:
     """Read and check a ledger without changing the file. Raises :class:`LedgerError` if it is damaged or missing."""
-    with ledger_faults(path), append_only_file.locked(path, read_only=True) as file:
+    with ledger_faults(path), append_only_file.lock_file(path, read_only=True) as file:
         return Account(path, read_chain(append_only_file.read_all(file)))
 
 

@@ -77,7 +77,7 @@ class Ledger:
         self._broken = False
         self._unfinished = 0
         self._compared = False
-        with self._opened(create=True):
+        with self._lock_and_read(create=True):
             # Sync on every opening: a process may have died after it began the file and before it synced the folder.
             sync_folder(path.resolve().parent)  # the target's folder if the path is a link
 
@@ -117,7 +117,7 @@ class Ledger:
         could not be made durable: the release must not be sent, and may count as spent.
         """
         # One lock from reading to writing: two processes that both saw room for the last release would both spend it.
-        with self._opened() as file:
+        with self._lock_and_read() as file:
             history = self.history
             # No refusal depends on a record: the coordinator sees that the site leaves.
             check_covered(self._seen.entries, spending, self._budget.limit)
@@ -130,7 +130,7 @@ class Ledger:
 
     def check_covered(self, spending: Spending) -> None:
         """Raise ``BudgetError`` for a release that the ledger's accountant does not cover; record nothing."""
-        with self._opened():
+        with self._lock_and_read():
             check_covered(self._seen.entries, spending, self._budget.limit)
 
     def record_exposure(
@@ -142,7 +142,7 @@ class Ledger:
 
         Raises :class:`LedgerError` if the line could not be made durable: the values must not be sent.
         """
-        with self._opened() as file:
+        with self._lock_and_read() as file:
             if any(
                 (exposure.run, exposure.agreement_hash) == (run, agreement_hash)
                 for exposure in self._seen.exposures
@@ -156,7 +156,7 @@ class Ledger:
 
         Raises :class:`LedgerError` if the line could not be made durable.
         """
-        with self._opened() as file:
+        with self._lock_and_read() as file:
             self._drop_unfinished(file, "the entry was cut after it was acknowledged, and is lost")
             self._append(file, self.anchor, Loss(seq, now()))
 
@@ -180,7 +180,7 @@ class Ledger:
                 f"{Accounting.RENYI.value} may have let agreements follow from earlier outputs, which no other"
                 " accountant covers: it stays"
             )
-        with self._opened() as file:
+        with self._lock_and_read() as file:
             if self._unfinished and not self._compared:
                 raise LedgerError(
                     f"{self._path}: the last line is incomplete, and no anchor tells whether its entry was acknowledged"
@@ -193,18 +193,18 @@ class Ledger:
 
     def is_guaranteed(self) -> bool:
         """Return True if every entry recorded so far, by any process, has a guarantee (:attr:`Account.guaranteed`)."""
-        with self._opened():
+        with self._lock_and_read():
             return self._seen.guaranteed
 
     def epsilon_spent(self) -> float:
         """Return the epsilon of all entries recorded so far, by any process, at the limit's delta."""
-        with self._opened():
+        with self._lock_and_read():
             history = self.history
         return spent_epsilon(history, self._budget.limit, self._epsilon)
 
     def check_anchor(self, anchor: Anchor) -> None:
         """Raise :class:`RolledBackError` unless the file has the entry whose number and hash another party kept."""
-        with self._opened():
+        with self._lock_and_read():
             self._seen.check_anchor(anchor)
             self._compared = True
 
@@ -215,9 +215,9 @@ class Ledger:
         return self._account
 
     @contextmanager
-    def _opened(self, *, create: bool = False) -> Iterator[int]:
+    def _lock_and_read(self, *, create: bool = False) -> Iterator[int]:
         """Lock, repair and read the file, and yield its descriptor. The lock excludes other threads as well."""
-        with ledger_faults(self._path), append_only_file.locked(self._path, create=create) as file:
+        with ledger_faults(self._path), append_only_file.lock_file(self._path, create=create) as file:
             # The system may report success for a sync after one that failed, although the data are gone.
             if self._broken:
                 raise LedgerError(
@@ -231,7 +231,12 @@ class Ledger:
         chain = read_chain(append_only_file.read_all(file))
         self._finish(file, chain)
         if not chain.contents:
-            self._begin(file, create=create)
+            if not create:
+                raise RolledBackError(
+                    f"{self._path} is empty, but had entries before; restore the latest copy"
+                )
+            _log.warning("%s: a new privacy budget begins for data set %r", self._path, self._budget.dataset)
+            self._append(file, _NOTHING, replace(self._budget, time=now()))
             return
         account = Account(self._path, chain)
         _check_same(account, self._budget)
@@ -241,20 +246,18 @@ class Ledger:
         append_only_file.make_private(file)
         self._account = account
 
-    def _begin(self, file: int, *, create: bool) -> None:
-        if not create:
-            raise RolledBackError(f"{self._path} is empty, but had entries before; restore the latest copy")
-        _log.warning("%s: a new privacy budget begins for data set %r", self._path, self._budget.dataset)
-        self._append(file, _NOTHING, replace(self._budget, time=now()))
-
     def _finish(self, file: int, chain: Chain) -> None:
         """Give the last line its newline if a process died before it wrote that; on return, the file is on the disk.
 
         Others may have read a whole line without its newline. An unfinished line stays until another one is written:
         until then an anchor may show that the line was acknowledged and cut later (:meth:`Account.check_anchor`).
         """
-        if chain.torn and not chain.contents and not self._is_begun(chain.torn):
-            raise LedgerError(f"{self._path} is not a privacy ledger; give the ledger a place of its own")
+        if chain.torn and not chain.contents:
+            # A crash may have left part of this data set's first line. The bytes before the line's hash tell: the hash
+            # covers a salt and a time that nobody knows again.
+            first_line = make_line(_NOTHING, line_to_json(self._budget)).partition(b'"hash"')[0]
+            if not first_line.startswith(chain.torn[: len(first_line)]):
+                raise LedgerError(f"{self._path} is not a privacy ledger; give the ledger a place of its own")
         try:
             # A process may have died between its write and its sync: what is counted has to be on the disk first.
             if chain.unended:
@@ -277,13 +280,6 @@ class Ledger:
             self._broken = True
             raise
         self._unfinished = 0
-
-    def _is_begun(self, torn: bytes) -> bool:
-        """Return True if ``torn`` may be part of this data set's first line, by the bytes before the line's hash."""
-        # The hash covers the line's salt and time, which nobody knows again.
-        first_line = make_line(_NOTHING, line_to_json(self._budget))
-        beginning = first_line.partition(b'"hash"')[0]
-        return beginning.startswith(torn[: len(beginning)])
 
     def _append(self, file: int, after: Anchor, content: Line) -> None:
         """Write a line durably, in place of an unfinished one.

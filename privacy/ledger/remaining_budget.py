@@ -49,19 +49,19 @@ def check_covered(entries: Sequence[Entry], spending: Spending, limit: Limit) ->
         )
 
 
-def check_payments(entries: Sequence[Entry], spending: Spending, most: int | None) -> None:
-    """Raise :class:`BudgetError` if the release has ``most`` entries under its agreement already.
+def check_payments(entries: Sequence[Entry], spending: Spending, most_payments: int | None) -> None:
+    """Raise :class:`BudgetError` if the release has ``most_payments`` entries under its agreement already.
 
     The outcome depends only on the number of entries, which is public, and never on records.
     """
-    if most is None:
+    if most_payments is None:
         return
     planned = (spending.release, spending.agreement_hash)
     paid = sum((entry.spending.release, entry.spending.agreement_hash) == planned for entry in entries)
-    if paid >= most:
+    if paid >= most_payments:
         raise BudgetError(
-            f"{spending.release} was paid for {paid} times, and this site allows {most}: ask the coordinator why it "
-            "repeats the round; to allow more, raise most_paid_attempts in [privacy] of the site's file"
+            f"{spending.release} was paid for {paid} times, and this site allows {most_payments}: ask the coordinator"
+            " why it repeats the round; to allow more, raise most_paid_attempts in [privacy] of the site's file"
         )
 
 

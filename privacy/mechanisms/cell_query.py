@@ -120,13 +120,13 @@ def release_cells(sums: Sums, cells: Cells) -> ReleasedCells:
 def _class_means(query: PrototypeQuery, vectors: Ints, weights: Ints) -> tuple[Float, Float]:
     """Return the means and counts of one class, from the noisy integers of its cells."""
     counts = weights / query.grid.weight
-    there = counts >= query.min_count
-    if not there.any():
+    present = counts >= query.min_count
+    if not present.any():
         # The sum of m cells has √m times the noise of one, so it takes that much more to be taken for records.
         deviations = np.sqrt(len(counts))
         vectors, counts = vectors.sum(axis=0, keepdims=True), counts.sum(keepdims=True)
-        there = counts >= query.min_count * deviations
-    return vectors[there] * query.grid.step / counts[there, None], counts[there]
+        present = counts >= query.min_count * deviations
+    return vectors[present] * query.grid.step / counts[present, None], counts[present]
 
 
 def _scaled(rows: Float) -> Float:

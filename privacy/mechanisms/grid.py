@@ -68,16 +68,21 @@ class Grid:
         Raises ``ValueError`` unless all three arguments are positive and finite, and unless clip and count weight are
         from 1 to 2^30 steps each, which fails for an extreme noise multiplier or ratio of clip to count weight.
         """
-        given = (clip, count_weight, noise_multiplier)
-        if not all(0.0 < number < math.inf for number in given):
+        numbers = (clip, count_weight, noise_multiplier)
+        if not all(0.0 < number < math.inf for number in numbers):
             raise ValueError(
-                f"clip, count weight and noise multiplier must be positive and finite, not {given}"
+                f"clip, count weight and noise multiplier must be positive and finite, not {numbers}"
             )
         step = noise_multiplier * math.hypot(clip, count_weight) / SIGMA
         if not 0.0 < step < math.inf:
-            raise ValueError(f"clip, count weight and noise multiplier {given} give no finite step above 0")
-        # Rounding of the root may break the bound in its last digits: then the next larger float is the step.
-        while not (grid := cls._with_step(step, clip, count_weight)).keeps(noise_multiplier):
+            raise ValueError(f"clip, count weight and noise multiplier {numbers} give no finite step above 0")
+        while True:
+            # Rounded down to whole steps: a record's clip may only become smaller than agreed.
+            exact = Fraction(step)
+            grid = cls(step, math.floor(Fraction(clip) / exact), math.floor(Fraction(count_weight) / exact))
+            if grid.keeps(noise_multiplier):
+                break
+            # Rounding of the root may break the bound in its last digits: then the next larger float is the step.
             step = math.nextafter(step, math.inf)
         if not (1 <= grid.radius <= _MAX_RADIUS and 1 <= grid.weight <= _MAX_RADIUS):
             raise ValueError(
@@ -85,11 +90,6 @@ class Grid:
                 "not 1 to 2^30: bring the count weight nearer to the clip, or the noise multiplier nearer to 1"
             )
         return grid
-
-    @classmethod
-    def _with_step(cls, step: float, clip: float, count_weight: float) -> Grid:
-        exact = Fraction(step)
-        return cls(step, math.floor(Fraction(clip) / exact), math.floor(Fraction(count_weight) / exact))
 
     @property
     def sensitivity_squared(self) -> int:

@@ -123,7 +123,7 @@ def _run_echo(config: SimulationConfig, seed: int) -> Iterator[Answers]:
         nonlocal rows
         if agreement.sends_rows(number):
             learners = {site.name: site.learner for site in federation.sites}
-            results[number] = learners.pop(name).prototypes()
+            results[number] = learners.pop(name).predictor.prototypes()
             rows = {site: learner.values.latest() for site, learner in learners.items()}
 
     pool: Any = Workers(config.workers or 1) if config.protection.ckks_key else nullcontext()

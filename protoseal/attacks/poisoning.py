@@ -195,7 +195,7 @@ class MaliciousLearner:
     ) -> None:
         self._honest, self._poison, self._agreement = honest, poison, agreement
         self._sites, self._malicious = sites, malicious
-        self._start = honest.values.averaged()
+        self._start = honest.values.averaged_part()
         self.values = _MaliciousValues(self, honest.values)
         self.sent: dict[int, Rows] = {}
 
@@ -205,7 +205,7 @@ class MaliciousLearner:
     def begin(self, round_number: int) -> None:
         """Begin a round's training, and keep the parameters that it starts from."""
         self._honest.begin(round_number)
-        self._start = self._honest.values.averaged()
+        self._start = self._honest.values.averaged_part()
 
     def train_round(self, round_number: int) -> tuple[Rows, Labels]:
         """Return the changed prototypes, and the claimed numbers of samples."""
@@ -261,8 +261,8 @@ class _MaliciousValues:
     def local(self) -> LocalClusters:
         return self._learner.change_local(self._honest.local())
 
-    def averaged(self) -> Rows:
-        return self._learner.change_averaged(self._honest.averaged())
+    def averaged_part(self) -> Rows:
+        return self._learner.change_averaged(self._honest.averaged_part())
 
 
 TARGET = 0

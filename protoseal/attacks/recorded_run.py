@@ -312,7 +312,7 @@ def _read_truth(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTrut
         model=_copy_model(learner),
         rows=np.array(rows, dtype=np.float64),
         labels=labels.astype(np.int64),
-        averaged=learner.values.averaged() if agreement.method.averages else np.empty(0),
+        averaged=learner.values.averaged_part() if agreement.method.averages else np.empty(0),
         received=learner.predictor.prototypes(),
     )
 

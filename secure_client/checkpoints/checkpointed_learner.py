@@ -214,7 +214,7 @@ class CheckpointedLearner:
         self._checkpoints.put_trained(self.values.require_last(), state)
 
     def _load(self) -> None:
-        stored = self._checkpoints.trained()
+        stored = self._checkpoints.load_trained()
         if stored is not None:
             self.values.last, state = stored
             # Before the model: a ledger that was rolled back is refused, and nothing of the checkpoint is used.

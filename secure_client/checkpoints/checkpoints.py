@@ -189,7 +189,7 @@ class Checkpoints:
         """Keep what training gave, and the ``state`` of the model with it."""
         self.journal.put(_STATE, trained.round, trained.to_bytes(state))
 
-    def trained(self) -> tuple[TrainedValues, dict[str, Tensor]] | None:
+    def load_trained(self) -> tuple[TrainedValues, dict[str, Tensor]] | None:
         """Return what :meth:`put_trained` kept last; None before."""
         stored = self.journal.get(_STATE)
         return None if stored is None else TrainedValues.from_bytes(*stored)
@@ -199,7 +199,7 @@ class Checkpoints:
         content = numpy_tensors.save({"rows": np.ascontiguousarray(rows), "present": present})
         self.journal.put(_TARGETS, round_number, content)
 
-    def targets(self) -> Targets | None:
+    def load_targets(self) -> Targets | None:
         """Return the targets kept last; None before."""
         stored = self.journal.get(_TARGETS)
         if stored is None:
@@ -211,7 +211,7 @@ class Checkpoints:
         """Keep the base that training starts from, of round ``round_number``."""
         self.journal.put(_BASE, round_number, base.to_bytes())
 
-    def base(self) -> tuple[int, Base | None]:
+    def load_base(self) -> tuple[int, Base | None]:
         """Return the base kept last and its round; 0 and None before."""
         stored = self.journal.get(_BASE)
         return (0, None) if stored is None else (stored[0], Base.from_bytes(stored[1]))

@@ -48,10 +48,10 @@ class ExchangedValues:
         """Return the values after the training of a round from this base; errors as of a release."""
         bare = TrainedValues(number, self._learner.counts, base_hash)
         if self._noisy is None:
-            return self._exact(bare) if self._learner.exchanges_prototypes else bare
+            return self._compute_exact(bare) if self._learner.exchanges_prototypes else bare
         drawn = self._noisy.release_round(number, self._learner.embed(), guide)
         # At the noisy prototypes, and not the exact ones: scores change targets, which change later models.
-        scores = self._scored(lambda: self._learner.scores_at(drawn.rows, drawn.present), drawn.rows)
+        scores = self._compute_scores(lambda: self._learner.scores_at(drawn.rows, drawn.present), drawn.rows)
         return replace(
             bare,
             counts=drawn.counts,
@@ -79,7 +79,7 @@ class ExchangedValues:
             return last.rows
         if self._noisy is not None:
             raise RuntimeError("prototypes were requested before a release")
-        rows = self._bounded(self._learner.prototypes()[0], last.round).rows
+        rows = self._clip_rows(self._learner.prototypes()[0], last.round).rows
         self.last = replace(last, rows=rows)
         return rows
 
@@ -94,7 +94,7 @@ class ExchangedValues:
         """
         return self.require_last().held_classes()
 
-    def averaged(self) -> NDArray[np.float64]:
+    def averaged_part(self) -> NDArray[np.float64]:
         """Return the averaged part of the model after the last training, float64 (p + q,).
 
         Values are clamped to the agreed bounds, with a warning if this changes any.
@@ -129,29 +129,29 @@ class ExchangedValues:
         """Entropy of the site's labels, in nats; exact, and a secret of this site."""
         return metrics.entropy(self._learner.counts)
 
-    def _exact(self, bare: TrainedValues) -> TrainedValues:
+    def _compute_exact(self, bare: TrainedValues) -> TrainedValues:
         embedded = self._learner.embed()
         rows, counts = self._learner.prototypes(embedded)
-        scores = self._scored(lambda: self._learner.scores(embedded), rows)
+        scores = self._compute_scores(lambda: self._learner.scores(embedded), rows)
         local = run_or_fallback(
             lambda: self._learner.local_clusters(embedded),
             lambda: _class_means(np.nan_to_num(rows), counts),
             f"{self._learner.site}: clustering",
         )
         if local is None:
-            bounded = self._bounded(rows, bare.round)
+            bounded = self._clip_rows(rows, bare.round)
             return replace(bare, rows=bounded.rows, scores=scores, shortened=bounded.shortened)
         # Only these are sent, so only their changes are logged; class means stay at the site.
         few = self._bounds.limit_per_class(local.without_zeros())
-        bounded = self._bounded(few.rows, bare.round)
+        bounded = self._clip_rows(few.rows, bare.round)
         sent = replace(few, rows=bounded.rows)
         means = self._bounds.bound(rows).rows
         return replace(bare, rows=means, scores=scores, local=sent, shortened=bounded.shortened)
 
-    def _scored(self, scores: Callable[[], Float | None], rows: Float) -> Float | None:
+    def _compute_scores(self, scores: Callable[[], Float | None], rows: Float) -> Float | None:
         return run_or_fallback(scores, lambda: np.zeros_like(rows), f"{self._learner.site}: Fisher scores")
 
-    def _bounded(self, rows: NDArray[np.float64], number: int) -> Bounded:
+    def _clip_rows(self, rows: NDArray[np.float64], number: int) -> Bounded:
         bounded = self._bounds.bound(rows)
         self._bounds.warn(bounded, f"{self._learner.site}, round {number}")
         return bounded

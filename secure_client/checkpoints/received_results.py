@@ -33,8 +33,8 @@ class ReceivedResults:
 
     def load(self) -> None:
         """Read what the journal has."""
-        self.base_round, self.base = self._checkpoints.base()
-        self.guide = self._checkpoints.targets() if self.base is None else self.base.guide()
+        self.base_round, self.base = self._checkpoints.load_base()
+        self.guide = self._checkpoints.load_targets() if self.base is None else self.base.guide()
 
     def take_targets(self, round_number: int, rows: Float, present: Bool) -> None:
         """Set the targets of later rounds: (K, d), valid where ``present`` (K,) is true."""
@@ -63,7 +63,7 @@ class ReceivedResults:
         Before the first result the base is the site's own model, without targets.
         """
         # Under the new hash: a site that went on stating the old one would show that it could not use the result.
-        present = self.base or Base(b"", {}, self._values.averaged())
+        present = self.base or Base(b"", {}, self._values.averaged_part())
         self._take(round_number, replace(present, hash=base))
 
     def _take(self, round_number: int, base: Base) -> None:

@@ -23,7 +23,7 @@ READABLE = "make the records readable that the site's log names, then start anot
 
 def weaker_alignment(agreement: Agreement, aligned: Method) -> str:
     """Return how to weaken the alignment, or the control to compare with where no setting is known."""
-    weaken = _weaken(agreement, aligned)
+    weaken = _weaken_alignment(agreement, aligned)
     return weaken or "compare with the control local, which trains without alignment"
 
 
@@ -34,7 +34,7 @@ def stable_training(agreement: Agreement, aligned: Method) -> str:
 
 def other_rate(agreement: Agreement, aligned: Method, *, diverged: bool) -> str:
     """Return how to change the learning rate, or else the alignment."""
-    weaken = _weaken(agreement, aligned)
+    weaken = _weaken_alignment(agreement, aligned)
     otherwise = weaken and f"; if the control local learns with these settings, {weaken}"
     return f"{_rate(agreement, diverged=diverged)}{otherwise}"
 
@@ -61,7 +61,7 @@ def private_accuracy(agreement: Agreement, privacy: PrivacySection, method: Meth
     ``method`` is the method or the control that ran.
     """
     aligned = agreement.method if method is Method.SELF else method
-    weaken = _weaken(agreement, aligned)
+    weaken = _weaken_alignment(agreement, aligned)
     first = f"{weaken}, which costs no budget; then " if weaken and privacy.dp_sgd is not None else ""
     matter = []
     if _has_noisy_prototypes(agreement, method):
@@ -73,7 +73,7 @@ def private_accuracy(agreement: Agreement, privacy: PrivacySection, method: Meth
         if matter
         else ""
     )
-    return f"{first}use more records per class{lower}; {_unpaid(agreement)}"
+    return f"{first}use more records per class{lower}; {_find_free_remedy(agreement)}"
 
 
 def other_features(agreement: Agreement) -> str:
@@ -97,7 +97,7 @@ def _has_noisy_prototypes(agreement: Agreement, method: Method) -> bool:
     return any(settings[key] for key in keys)
 
 
-def _unpaid(agreement: Agreement) -> str:
+def _find_free_remedy(agreement: Agreement) -> str:
     """Return what to try under ``[privacy]`` without spending budget."""
     if agreement.extractor_is_frozen:
         return other_features(agreement)
@@ -112,7 +112,7 @@ def larger_bound(agreement: Agreement) -> str:
     )
 
 
-def _weaken(agreement: Agreement, aligned: Method) -> str:
+def _weaken_alignment(agreement: Agreement, aligned: Method) -> str:
     """Return how to weaken the alignment; empty without a known setting, or with features that it cannot change."""
     if aligned not in _ALIGNMENT or agreement.extractor_is_frozen:
         return ""

@@ -88,7 +88,7 @@ class DirectionsStep:
         local = self._parts.learner.values.local()
         requested = group.cohort.holds[group.cohort.index(self._site)][local.labels]
         requested[requested] = clusters != WITHHELD
-        self._parts.participants.asked = requested
+        self._parts.participants.requested_rows = requested
         return contribution(sent_clusters(self._parts, group), clusters, len(group.clusters))
 
     def assignment(self, key: PhaseKey) -> bytes:

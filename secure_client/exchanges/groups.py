@@ -162,20 +162,20 @@ class GroupMembers:
 
         Under masks, a group whose sum could be subtracted from an earlier sum of the round is unacceptable too.
         """
-        group = self._group(self._participants.verified(key, request))
+        group = self._group(self._participants.verify_list(key, request))
         if self._masked:
             self._check_earlier_sums_cannot_open(key, group)
         return group
 
     def accepted_group(self, key: PhaseKey) -> Group:
         """Return the group that this site accepted in the attempt."""
-        return self._group(self._participants.agreed(key, self._first_step))
+        return self._group(self._participants.accepted_list(key, self._first_step))
 
     def participant_count(self, key: PhaseKey) -> int:
         """Return the number of participants known to this site; a site that dropped out early counts only itself."""
         if self._journal.request(PhaseKey(key.run, key.round, key.attempt, self._first_step)) is None:
             return 1
-        return len(self._participants.agreed(key, self._first_step).statements)
+        return len(self._participants.accepted_list(key, self._first_step).statements)
 
     def _group(self, active: ActiveList) -> Group:
         """Return this site's group on a verified list, after checking its number of members and their common base."""
@@ -187,7 +187,7 @@ class GroupMembers:
             self._check_keys(active)
         keys = {statement.site: statement.keys for statement in statements if statement.keys is not None}
         cohort = group_cohort(active, members, self._agreement)
-        self._participants.asked = cohort.holds[cohort.index(self._site)]
+        self._participants.requested_rows = cohort.holds[cohort.index(self._site)]
         return Group(cohort, keys, self._learner.received.base_hash)
 
     def _check_earlier_sums_cannot_open(self, key: PhaseKey, group: Group) -> None:

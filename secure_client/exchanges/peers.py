@@ -61,11 +61,11 @@ class PeerExchange(SiteExchange):
 
     def step(self, key: PhaseKey, request: bytes) -> ProtectedPayload:
         """Answer VALUES with the protected prototypes."""
-        cohort = cohort_of(self._participants.verified(key, request), self._agreement)
+        cohort = cohort_of(self._participants.verify_list(key, request), self._agreement)
         # Rows of classes that are withheld, or that this round does not send, stay here whatever a third party's half
         # does with them.
-        self._participants.asked = cohort.holds[cohort.index(self._site)]
-        sent = np.where(self._participants.asked[:, None], self._rows(key), 0.0)
+        self._participants.requested_rows = cohort.holds[cohort.index(self._site)]
+        sent = np.where(self._participants.requested_rows[:, None], self._rows(key), 0.0)
         return ProtectedPayload(self._half.for_attempt(key, cohort), sent, self._site, cohort)
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
@@ -75,7 +75,7 @@ class PeerExchange(SiteExchange):
         """
         payload = codec.decode_payload(request, self._limits, result_shape(self._agreement))
         # This is the list for which this site protected its values.
-        cohort = cohort_of(self._participants.agreed(key, Phase.VALUES), self._agreement)
+        cohort = cohort_of(self._participants.accepted_list(key, Phase.VALUES), self._agreement)
         if not self._agreement.sends_rows(key.round):
             return ResultSummary(len(cohort.sites), self._learner.predictor.prototypes().has_personal)
         rows = self._rows(key)

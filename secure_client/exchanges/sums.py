@@ -88,7 +88,7 @@ class SumExchange(GroupExchange):
 
         The coordinator computes inner products of these rows, which a rotation leaves unchanged.
         """
-        cohort = clustering_cohort(self._participants.verified(key, request), self._agreement)
+        cohort = clustering_cohort(self._participants.verify_list(key, request), self._agreement)
         rows, _ = self._learner.train_round(0)
         longest = self._agreement.norm_bound * np.sqrt(len(rows))
         row = np.asarray(rows.reshape(1, -1) / longest)
@@ -97,7 +97,7 @@ class SumExchange(GroupExchange):
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """Return the vector (L,) in the order of the layout; zeros for classes withheld in the group's attempt."""
         layout = self._agreement.layout
-        averaged = self._learner.values.averaged
+        averaged = self._learner.values.averaged_part
         if layout.noisy:
             # Noise lies in every class, held or not, for this attempt alone: a class without noise would show that the
             # site lacks it.

@@ -85,14 +85,16 @@ class BudgetSection(Section):
             self._check_guarantee("extractor = 'trained' leaves no record-level guarantee")
         if agreed.distributed:
             self._check_colluding(agreed.colluding)
-        for what, value, kind, limit in self._asked(agreed, rounds):
+        for what, value, kind, limit in self._limited_settings(agreed, rounds):
             if limit is not None and (value < limit if kind == "least" else value > limit):
                 raise ValueError(
                     f"the agreement has {what} {value:g}, but the {kind} that this site allows is {limit:g}: change "
                     "the agreement, or the limit in [privacy] of the site's file"
                 )
 
-    def _asked(self, agreed: PrivacySection, rounds: int) -> Iterator[tuple[str, float, str, float | None]]:
+    def _limited_settings(
+        self, agreed: PrivacySection, rounds: int
+    ) -> Iterator[tuple[str, float, str, float | None]]:
         """Yield each agreed setting, its value, whether the site's limit is a minimum or maximum, and the limit."""
         yield "noise multiplier", agreed.noise_multiplier, "least", self.least_noise_multiplier
         yield "clip", agreed.clip, "largest", self.largest_clip

@@ -129,12 +129,12 @@ def read_kept(folder: Path) -> tuple[list[Drawn], list[Sent]]:
 
     Raises :class:`FileError` for a damaged file.
     """
-    drawn = [_drawn(path) for path in folder.glob(f"{_DRAWN}*.safetensors")]
-    sent = [_sent(path) for path in sorted(folder.glob(f"{_SENT}*.safetensors"))]
+    drawn = [_read_drawn(path) for path in folder.glob(f"{_DRAWN}*.safetensors")]
+    sent = [_read_sent(path) for path in sorted(folder.glob(f"{_SENT}*.safetensors"))]
     return sorted(drawn, key=lambda draw: draw.anchor.seq), sent
 
 
-def _drawn(path: Path) -> Drawn:
+def _read_drawn(path: Path) -> Drawn:
     facts, tensors = _read(path)
     try:
         model = {
@@ -150,17 +150,17 @@ def _drawn(path: Path) -> Drawn:
             model,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, error) from error
+        raise _damage_error(path, error) from error
 
 
-def _sent(path: Path) -> Sent:
+def _read_sent(path: Path) -> Sent:
     facts, tensors = _read(path)
     try:
         arrays = tuple(tensors[str(number)].numpy() for number in range(len(tensors)))
         asked = None if facts["asked"] is None else np.array(facts["asked"], dtype=np.bool_)
         return Sent(facts["round"], Phase[facts["phase"]], facts["released"], arrays, asked)
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, error) from error
+        raise _damage_error(path, error) from error
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -168,8 +168,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         with safetensors.safe_open(path, framework="pt") as file:
             return json.loads(file.metadata()[_FACTS]), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
-        raise _damaged(path, error) from error
+        raise _damage_error(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> FileError:
+def _damage_error(path: Path, error: Exception) -> FileError:
     return FileError(f"{path} is no release that a site kept ({first_line(error)}); move it away")

@@ -179,8 +179,10 @@ class PeerAnchors:
         self, agreement: Agreement, site: str, journal: Documents, record: AnchorRecord | None
     ) -> None:
         """Load the anchors before this site makes its key for the run. ``record`` is None without a ledger."""
-        self._required, self._site = agreement.privacy is not None, site
-        self._journal, self._record = journal, record
+        self._required = agreement.privacy is not None
+        self._site = site
+        self._journal = journal
+        self._record = record
         if journal.get(_SEEN) is None:
             self._keep(0, 0, {} if record is None else record.all())
 

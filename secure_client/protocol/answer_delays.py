@@ -59,9 +59,12 @@ class AnswerDelays:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Take ``test_model``, which tests the site's present model and is timed before the first result is read."""
-        self._journal, self._timing, self._test_model = journal, agreement.timing, test_model
+        self._journal = journal
+        self._timing = agreement.timing
+        self._test_model = test_model
         self._phases = _DELAYED if agreement.delays_answers else ()
-        self._clock, self._sleep = clock, sleep
+        self._clock = clock
+        self._sleep = sleep
         self._arrived = 0.0
 
     @contextmanager
@@ -98,7 +101,7 @@ class AnswerDelays:
     def _derive(self, key: PhaseKey) -> None:
         """Set a delay before the first request of its phase is read."""
         # A site that dropped out before VALUES gets the result of a masked sum all the same.
-        stored = self._stored(replace(key, phase=Phase.VALUES)) or self._stored(
+        stored = self._load(replace(key, phase=Phase.VALUES)) or self._load(
             replace(key, phase=Phase.PRESENCE)
         )
         values = SHORTEST_DELAY if stored is None else stored[0]
@@ -127,10 +130,10 @@ class AnswerDelays:
         _log.info("answers to %s leave %.2f s after their requests", key.phase.name, delay)
 
     def _delay(self, key: PhaseKey) -> float | None:
-        stored = self._stored(key)
+        stored = self._load(key)
         return None if stored is None else stored[1]
 
-    def _stored(self, key: PhaseKey) -> tuple[float, float] | None:
+    def _load(self, key: PhaseKey) -> tuple[float, float] | None:
         """Return the time that the phase takes, with its margin, and the delay; None before the first answer."""
         stored = self._journal.get(_name(key))
         if stored is None:

@@ -56,13 +56,13 @@ def check_classes(assigned: AssignedRows, cohort: Cohort, agreement: Agreement) 
         raise Violation(f"the assignment has more rows of {assigned.site} than agreed")
 
 
-def check_few(found: AssignedClusters, agreement: Agreement) -> None:
+def check_few(assigned: AssignedClusters, agreement: Agreement) -> None:
     """Check that each class has at most the agreed clusters, and that sums hide norms (:func:`most_norm_hiding`)."""
-    clusters = np.bincount(found.labels)
+    clusters = np.bincount(assigned.labels)
     if clusters.max(initial=0) > agreement.clustering.most_clusters:
         raise Violation("the assignment has more clusters of a class than agreed")
     shown = agreement.plan.masked
-    rows = np.bincount(found.labels, weights=found.rows.sum(axis=0))
+    rows = np.bincount(assigned.labels, weights=assigned.rows.sum(axis=0))
     for k in np.flatnonzero(clusters):
         if shown and clusters[k] > most_norm_hiding(int(rows[k])):
             raise Violation(

@@ -250,9 +250,9 @@ class Journal(DatabaseOwner):
 
     def forget_secret(self, name: str) -> bool:
         """Erase a secret when its transaction ends; return True if the secret existed. See the module's limits."""
-        found = self._db.execute("DELETE FROM secrets WHERE name=?", (name,)).rowcount > 0
-        self._forgot |= found
-        return found
+        existed = self._db.execute("DELETE FROM secrets WHERE name=?", (name,)).rowcount > 0
+        self._forgot |= existed
+        return existed
 
     def forget_secrets(self, *, but: str) -> None:
         """Erase all secrets except one, as :meth:`forget_secret` does."""

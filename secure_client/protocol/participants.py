@@ -30,17 +30,17 @@ class Participants:
         self._anchors = anchors
         self._limits = limits_of(agreement)
         self._last: tuple[tuple[PhaseKey, bytes, bytes], ActiveList] | None = None
-        self.asked: Bool | None = None
+        self.requested_rows: Bool | None = None
         """Classes (K,), or local prototypes (M,), that the present step asks this site for: a note for the audit."""
 
-    def agreed(self, key: PhaseKey, phase: Phase) -> ActiveList:
+    def accepted_list(self, key: PhaseKey, phase: Phase) -> ActiveList:
         """Return the list that this site used for its answer to ``phase`` in the attempt."""
         request = self._journal.request(replace(key, phase=phase))
         if request is None:
             raise Violation(f"{key.phase.name} came before {phase.name}")
-        return self.verified(key, request)
+        return self.verify_list(key, request)
 
-    def verified(self, key: PhaseKey, request: bytes) -> ActiveList:
+    def verify_list(self, key: PhaseKey, request: bytes) -> ActiveList:
         """Return the list if all its sites, this one included, signed for this attempt and are enough.
 
         Raises :class:`Violation` otherwise. All steps of an attempt use the same list, whose signatures are checked

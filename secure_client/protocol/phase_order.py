@@ -28,7 +28,8 @@ class PhaseOrder:
     def check(self, key: PhaseKey) -> None:
         """Check every rule for a phase that has no answer yet."""
         if key.phase in _SET_UP:
-            self._check_set_up_round(key)
+            if key.round != 0:
+                raise Violation(f"{key.phase.name} belongs to round 0, not {key.round}")
             self._check_no_round_begun(key)
             self._check_set_up_attempt(key)
         elif key.phase is Phase.PRESENCE:
@@ -47,10 +48,6 @@ class PhaseOrder:
                 f"the coordinator asked for run {key.run}, but this site takes part in {self._agreement.run}"
             )
 
-    def _check_set_up_round(self, key: PhaseKey) -> None:
-        if key.round != 0:
-            raise Violation(f"{key.phase.name} belongs to round 0, not {key.round}")
-
     def _check_no_round_begun(self, key: PhaseKey) -> None:
         # A new roster means a new group secret, under which finished rounds could be repeated.
         if self._journal.latest(Phase.PRESENCE) is not None:
@@ -68,6 +65,7 @@ class PhaseOrder:
             raise Violation(f"round {key.round} is not one of the agreed {self._agreement.rounds}")
 
     def _check_fresh(self, key: PhaseKey) -> None:
+        # Going back to an attempt would send the same values among other members: two sums that differ by one site.
         last = self._journal.latest(Phase.PRESENCE)
         if last is not None and (key.round, key.attempt) <= (last.round, last.attempt):
             raise Violation(
@@ -92,6 +90,7 @@ class PhaseOrder:
             raise Violation(f"round {key.round} has had its result; a second result could be subtracted")
 
     def _check_attempt_open(self, key: PhaseKey) -> None:
+        # Two attempts that went on side by side would open two sums over one training.
         last = self._journal.latest(Phase.PRESENCE)
         if last is None or (last.round, last.attempt) != (key.round, key.attempt):
             raise Violation(

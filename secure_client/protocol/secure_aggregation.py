@@ -171,7 +171,7 @@ class SecureAggregation:
         """
         secrets, binding = self._mask_secrets(key), self._binding(key, group)
         # Masks towards fewer than a threshold of sharers could be removed by those sharers alone.
-        sharers = self._verified_sharers(request, binding)
+        sharers = self._verify_sharers(request, binding)
         fixed, graph = self._agreement.fixed_point(len(group.clusters)), self._graph(binding)
         half = MaskingSite(fixed, secrets, binding, self._party.name, sharers, group.keys, graph)
         values = ProtectedPayload(half, vector)
@@ -188,7 +188,7 @@ class SecureAggregation:
         self._secret(_OWN_SHARES, key)
         survivors = codec.decode_survivor_set(request, self._limits).sites
         binding = self._binding(key, group)
-        sharers = self._verified_sharers(self._request(key, Phase.VALUES), binding)
+        sharers = self._verify_sharers(self._request(key, Phase.VALUES), binding)
         with _refusing(key.round, "survivors"):
             check_survivors(binding, sharers, survivors)
             signature = sign_survivors(self._party.credentials, binding, survivors)
@@ -202,8 +202,8 @@ class SecureAggregation:
         signed = codec.decode_signed_survivors(request, self._limits)
         self._check_same_set(key, signed.sites)
         binding, received = self._binding(key, group), self._request(key, Phase.VALUES)
-        sharers, held = self._verified_sharers(received, binding), self._held(key, received, binding)
-        signatures = {each.site: each.signature for each in signed.signatures}
+        sharers, held = self._verify_sharers(received, binding), self._open_shares(key, received, binding)
+        signatures = {statement.site: statement.signature for statement in signed.signatures}
         with _refusing(key.round, "signed survivors"):
             verify_signed_survivors(signatures, self._setup.roster().members, binding, signed.sites)
             self._verify_owners(signed, binding, sharers, received)
@@ -213,7 +213,7 @@ class SecureAggregation:
 
     # Checks before a step
 
-    def _verified_sharers(self, request: bytes, binding: Binding) -> tuple[str, ...]:
+    def _verify_sharers(self, request: bytes, binding: Binding) -> tuple[str, ...]:
         """Return the verified sharers of this attempt, this site included, sorted.
 
         Raises :class:`Violation` for a share that the coordinator altered or replayed. Three steps use the same shares,
@@ -252,7 +252,7 @@ class SecureAggregation:
         if self._graph(binding).sparse:
             shares = codec.decode_received_shares(received, self._limits).shares
             owners = {share.sender for share in shares} & set(signed.sites)
-        signatures = {each.site: each.signature for each in signed.sharers}
+        signatures = {statement.site: statement.signature for statement in signed.sharers}
         verify_signed_sharers(signatures, self._setup.roster().members, binding, sharers, owners)
 
     def _check_signed_none(self, key: PhaseKey) -> None:
@@ -312,7 +312,7 @@ class SecureAggregation:
 
     # State of earlier steps, from the journal
 
-    def _held(self, key: PhaseKey, received: bytes, binding: Binding) -> dict[str, SharePair]:
+    def _open_shares(self, key: PhaseKey, received: bytes, binding: Binding) -> dict[str, SharePair]:
         """Return the share pairs that this site can release: its own, and those that decrypt."""
         secrets = self._mask_secrets(key)
         held = {self._party.name: SharePair.from_bytes(self._secret(_OWN_SHARES, key))}

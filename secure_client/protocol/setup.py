@@ -111,12 +111,20 @@ class Setup:
         self._now = now
         self._limits = limits_of(agreement)
         self._roster: Roster | None = None
-        self.statement = self._load_statement() or self._make_statement(party)
-        self.party = replace(party, credentials=self._credentials_of_run() or party.credentials)
-
-    def _load_statement(self) -> Statement | None:
-        stored = self._journal.secret(_STATEMENT)
-        return None if stored is None else codec.decode_statement(stored, self._limits)
+        statement = journal.secret(_STATEMENT)
+        self.statement = (
+            self._make_statement(party)
+            if statement is None
+            else codec.decode_statement(statement, self._limits)
+        )
+        # The credentials with which this site joined, which its certificate may have been renewed since; none once
+        # finish() has erased them.
+        signing = journal.secret(_SIGNING)
+        self.party = (
+            party
+            if signing is None
+            else replace(party, credentials=Credentials.from_stored(self.statement.certificate, signing))
+        )
 
     def _make_statement(self, party: Party) -> Statement:
         channel, run, agreement_hash = ChannelKey.generate(), self._agreement.run, self._agreement.hash()
@@ -126,11 +134,6 @@ class Setup:
             self._journal.put_secret(_SIGNING, party.credentials.private_bytes())
             self._journal.put_secret(_STATEMENT, codec.encode_statement(statement))
         return statement
-
-    def _credentials_of_run(self) -> Credentials | None:
-        """Return the credentials with which this site joined; None once :meth:`finish` erased them."""
-        stored = self._journal.secret(_SIGNING)
-        return None if stored is None else Credentials.from_stored(self.statement.certificate, stored)
 
     def check_not_over(self) -> None:
         """Raise :class:`Violation` if :meth:`finish` has erased the keys of the run."""
@@ -155,7 +158,7 @@ class Setup:
         The secret and the messages of the set-up attempt before are erased, since no later phase can use them.
         """
         now = self._now()
-        self._roster = self._verified(request, now)
+        self._roster = self._verify_roster(request, now)
         earlier = self._journal.latest(Phase.ROSTER)
         if earlier is not None:
             self._journal.forget_secret(_group_name(earlier.attempt))
@@ -195,7 +198,7 @@ class Setup:
             request = self._journal.request(key) if key else None
             if request is None or stamp is None:
                 raise Violation("the coordinator sent a later phase before the roster")
-            self._roster = self._verified(request, datetime.fromisoformat(stamp[1].decode()))
+            self._roster = self._verify_roster(request, datetime.fromisoformat(stamp[1].decode()))
         return self._roster
 
     def rotation_seed(self) -> bytes:
@@ -218,7 +221,7 @@ class Setup:
             raise Violation("the coordinator began a round before it delivered the group secret")
         return secret
 
-    def _verified(self, request: bytes, at: datetime) -> Roster:
+    def _verify_roster(self, request: bytes, at: datetime) -> Roster:
         statements = codec.decode_roster(request, self._limits).statements
         try:
             return verify_roster(

@@ -37,7 +37,7 @@ def shares_of_colluder(attempt: SumAttempt, name: str) -> dict[str, SharePair]:
     exchange = attempt.play.site(name).session._exchange
     key = PhaseKey(attempt.play.agreement.run, attempt.round, attempt.number, Phase.UNMASK)
     received = exchange._masks._request(key, Phase.VALUES)  # type: ignore[attr-defined]
-    return exchange._masks._held(key, received, attempt.binding)  # type: ignore[attr-defined, no-any-return]
+    return exchange._masks._open_shares(key, received, attempt.binding)  # type: ignore[attr-defined, no-any-return]
 
 
 def open_alone(attempt: SumAttempt, site: str, seed: bytes, keys: Mapping[str, bytes]) -> Vector:

@@ -64,7 +64,7 @@ def result(attempt: ClusterAttempt) -> Payload:
     rows = np.zeros((len(labels), attempt.play.agreement.dim))
     rows[:, 0] = 1.0
     weights = 1.0 / np.bincount(labels)[labels]
-    model = attempt.play.site(A).learner.values.averaged()
+    model = attempt.play.site(A).learner.values.averaged_part()
     return Payload(SCHEME, (rows, labels.astype(np.float64), weights, model))
 
 

@@ -254,7 +254,9 @@ class Tap(DirectTransport):
         if key.phase is Phase.VALUES:
             rows, counts = learner.train_round(key.round)
             scores = learner.values.require_last().scores
-            self._book.put[at] = Put(rows, counts > 0, learner.values.averaged(), int(counts.sum()), scores)
+            self._book.put[at] = Put(
+                rows, counts > 0, learner.values.averaged_part(), int(counts.sum()), scores
+            )
 
     def _result(self, key: PhaseKey, content: bytes) -> Got:
         agreement, found = self._book.agreement, hashlib.sha256(content).digest()

@@ -74,7 +74,7 @@ class ScriptedSums(ScriptedCoordinator):
         learner, cohort = self.site(name).learner, begun.cohort
         rows, _ = learner.train_round(begun.round)
         rows = np.where(cohort.holds[cohort.index(name)][:, None], rows, 0.0)
-        return np.concatenate([rows.ravel(), learner.values.averaged()])
+        return np.concatenate([rows.ravel(), learner.values.averaged_part()])
 
     def rounding(self, terms: int = 1) -> Vector:
         """Return how far a sum of so many encoded vectors may be from the sum itself, (L,)."""

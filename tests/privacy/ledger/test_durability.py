@@ -199,7 +199,7 @@ def test_lock_long_wait_is_logged(
     """The log is the only sign of a process that is stopped while it has the lock."""
     monkeypatch.setattr(append_only_file, "PATIENCE", 0.0)
     ledger = open_ledger(path)
-    with ThreadPoolExecutor(1) as pool, append_only_file.locked(path) as _:
+    with ThreadPoolExecutor(1) as pool, append_only_file.lock_file(path) as _:
         spent = pool.submit(ledger.spend, spending(2))
         while "which another process holds" not in caplog.text:
             assert not spent.done()

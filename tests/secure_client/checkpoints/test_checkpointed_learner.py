@@ -106,7 +106,7 @@ def a_base(seed: int) -> tuple[Float, np.ndarray[Any, np.dtype[np.bool_]], Float
 
 def contribution(learner: CheckpointedLearner, round_number: int) -> list[Float]:
     rows, counts = learner.train_round(round_number)
-    return [rows, counts.astype(np.float64), learner.values.averaged()]
+    return [rows, counts.astype(np.float64), learner.values.averaged_part()]
 
 
 def equal(first: list[Float], second: list[Float]) -> bool:
@@ -119,7 +119,7 @@ def test_train_round_0_is_the_initial_model(site: Site) -> None:
     rows, got = site.learner.train_round(0)
     np.testing.assert_allclose(rows, expected)  # none is negative or beyond the bound here
     assert np.array_equal(got, counts)
-    assert np.array_equal(site.learner.values.averaged(), learner.averaged_vector())
+    assert np.array_equal(site.learner.values.averaged_part(), learner.averaged_vector())
     assert not site.learner.values.has_trained
     assert site.learner.values.held_classes().all()
     assert site.learner.received.base_hash == b""
@@ -176,13 +176,13 @@ def test_run_failing_job_ends_no_later_job(site: Site, monkeypatch: pytest.Monke
 
 def test_finish_without_losses_restores_the_model_of_the_rounds_start(site: Site) -> None:
     site.learner.begin(1)
-    start = site.learner.values.averaged()
+    start = site.learner.values.averaged_part()
     assert site.learner.run(1) is not None
-    assert not np.array_equal(site.learner.values.averaged(), start)
+    assert not np.array_equal(site.learner.values.averaged_part(), start)
     site.learner.finish(1, None)
-    np.testing.assert_array_equal(site.learner.values.averaged(), start)
+    np.testing.assert_array_equal(site.learner.values.averaged_part(), start)
     site.restart()
-    np.testing.assert_array_equal(site.learner.values.averaged(), start)
+    np.testing.assert_array_equal(site.learner.values.averaged_part(), start)
     assert site.learner.values.require_last().losses is None
 
 

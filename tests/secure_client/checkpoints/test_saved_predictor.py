@@ -62,7 +62,7 @@ class Site:
     def take(self, number: int, base: bytes) -> None:
         """Take a result after a round, of another site's making."""
         rng = np.random.default_rng(number)
-        averaged = self.learner.values.averaged()
+        averaged = self.learner.values.averaged_part()
         moved = averaged + 0.2 * rng.normal(size=len(averaged)) * (averaged != 1.0)
         has = np.array([True, True, False])
         if not self.agreement.layout.classes:
@@ -198,7 +198,7 @@ def course(site: Site, restart_at: frozenset[int]) -> list[NDArray[np.float64]]:
             site.take(number, (FIRST, SECOND)[number - 1])
         else:
             rows, counts = site.learner.train_round(number)
-            seen += [rows, counts.astype(np.float64), site.learner.values.averaged()]
+            seen += [rows, counts.astype(np.float64), site.learner.values.averaged_part()]
         if step in restart_at:
             site.restart()
     seen += [each.double().numpy().ravel() for each in site.saved().values()]

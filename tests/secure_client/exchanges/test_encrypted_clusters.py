@@ -139,7 +139,7 @@ def test_a_site_that_lets_it_show_is_noticed(
 def test_before_any_result_a_site_trains_on_towards_no_clusters(play: ScriptedClusters) -> None:
     begun = summed(play, 1)
     bad = begun.result(forged(CkksSecret.generate()[0], begun.form, np.zeros(begun.form.length)))
-    own = play.site(A).learner.values.averaged()
+    own = play.site(A).learner.values.averaged_part()
     assert [begun.give(name, bad) for name in EVERYONE] == [ACKNOWLEDGED] * 4
     base = play.site(A).learner.received.base
     assert base is not None

@@ -297,7 +297,7 @@ def test_a_mixed_result_that_cannot_be_right_is_acknowledged_and_not_used(
         vector[groups.form.components :] *= 0.6
         vector[groups.form.components] = bounds[groups.form.components]
     (bad,) = mixed(play, MixingSite(secret, groups.form).protect(direction, vector))
-    own = play.site(A).learner.values.averaged()
+    own = play.site(A).learner.values.averaged_part()
     assert [begun.give(name, bad) for name in EVERYONE] == [ACKNOWLEDGED] * 4
     assert hash_of(bad) == play.site(A).learner.received.base_hash != hash_of(means)
     base = play.site(A).learner.received.base

@@ -251,7 +251,7 @@ def test_before_any_result_a_site_keeps_its_own_model(fresh: Open, method: Metho
     course = fresh(method)
     begun, total = course.begin()
     bad = counts(sites=3.5)(begun, total)
-    own = course.play.site(A).learner.values.averaged()
+    own = course.play.site(A).learner.values.averaged_part()
     assert begun.give(A, bad) == ACKNOWLEDGED
     base = course.play.site(A).learner.received.base
     assert base is not None

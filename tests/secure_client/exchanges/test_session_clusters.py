@@ -139,7 +139,7 @@ def result(play: ScriptedClusters) -> Payload:
     rows = np.zeros((3, play.agreement.dim))
     rows[:, 0] = 1.0
     weights = np.array([0.25, 0.75, 1.0])
-    model = play.site(A).learner.values.averaged()
+    model = play.site(A).learner.values.averaged_part()
     return Payload(SCHEME, (rows, np.array([0.0, 0.0, 1.0]), weights, model))
 
 

@@ -107,7 +107,7 @@ def fedavg(open_sites: OpenSites) -> ScriptedSums:
 
 
 def result_for(play: ScriptedSums, has: float) -> Payload:
-    averaged = play.site(A).learner.values.averaged()
+    averaged = play.site(A).learner.values.averaged_part()
     return Payload("pairwise/1", arrays=(averaged, np.array([has, 0.0, 0.0])))
 
 
@@ -136,7 +136,9 @@ def test_only_prototypes_can_be_withheld(
     play.attempt(*EVERYONE).share(*EVERYONE)
     layout = play.agreement.layout
     has = np.array([1.0, 0.0, 0.0]) if layout.classes else np.zeros(3)
-    vector = layout.contribution(np.zeros((layout.classes, DIM)), play.site(A).learner.values.averaged(), 1)
+    vector = layout.contribution(
+        np.zeros((layout.classes, DIM)), play.site(A).learner.values.averaged_part(), 1
+    )
     play.give_result(A, Payload("pairwise/1", arrays=(vector[: layout.means], has)))
     assert [each.withheld for each in told] == [withheld]
 
@@ -152,5 +154,5 @@ def test_a_site_with_more_samples_than_are_agreed_counts_as_one_with_the_most(op
         vector = payload.arrays[0]
         assert vector[-1] == weight
         np.testing.assert_allclose(
-            vector[:-1] / weight, play.site(name).learner.values.averaged(), rtol=1e-12
+            vector[:-1] / weight, play.site(name).learner.values.averaged_part(), rtol=1e-12
         )
