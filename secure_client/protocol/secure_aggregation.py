@@ -89,10 +89,16 @@ class SecureAggregation:
 
     def __init__(self, agreement: Agreement, party: Party, setup: Setup, journal: Journal) -> None:
         self._agreement = agreement
+        self._agreement_hash = agreement.hash()
         self._party = party
+        self._site = party.name
         self._setup = setup
         self._journal = journal
         self._limits = limits_of(agreement)
+        # Sums of clusters have a form for each number of clusters; all other vectors have one form in the whole run.
+        self._fixed_point = (
+            agreement.fixed_point() if agreement.plan.masked and not agreement.clusters else None
+        )
         self._last: tuple[tuple[Binding, bytes], tuple[str, ...]] | None = None
 
     # Secrets of an attempt
@@ -153,7 +159,8 @@ class SecureAggregation:
 
     def shares(self, key: PhaseKey, group: Group) -> bytes:
         """Answer SHARES: shares of this site's secrets, one sealed to each other member or neighbour."""
-        secrets, binding = self._mask_secrets(key), self._binding(key, group)
+        secrets = AttemptSecrets.from_bytes(self._secret(_MASK_SECRETS, key))
+        binding = self._binding(key, group)
         with _refusing(key.round, "keys"):
             shares, own = make_shares(
                 self._party.credentials, secrets, binding, group.keys, self._graph(binding)
@@ -169,11 +176,13 @@ class SecureAggregation:
         In a sparse graph the answer has this site's signature on the sharers. Raises :class:`crypto.errors.BoundError`
         for a value beyond its agreed bound, before anything is sent.
         """
-        secrets, binding = self._mask_secrets(key), self._binding(key, group)
+        secrets = AttemptSecrets.from_bytes(self._secret(_MASK_SECRETS, key))
+        binding = self._binding(key, group)
         # Masks towards fewer than a threshold of sharers could be removed by those sharers alone.
         sharers = self._verify_sharers(request, binding)
-        fixed, graph = self._agreement.fixed_point(len(group.clusters)), self._graph(binding)
-        half = MaskingSite(fixed, secrets, binding, self._party.name, sharers, group.keys, graph)
+        fixed = self._fixed_point or self._agreement.fixed_point(len(group.clusters))
+        graph = self._graph(binding)
+        half = MaskingSite(fixed, secrets, binding, self._site, sharers, group.keys, graph)
         values = ProtectedPayload(half, vector)
         if not graph.sparse:
             return values
@@ -195,7 +204,7 @@ class SecureAggregation:
         self._check_enough(len(survivors), "survive")
         self._check_class_holders(survivors, group.cohort)
         self._check_cluster_holders(survivors, group.clusters)
-        return codec.encode_survivor_signature(SurvivorSignature(self._party.name, signature))
+        return codec.encode_survivor_signature(SurvivorSignature(self._site, signature))
 
     def unmask(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
         """Answer UNMASK: one share of each sharer, of the kind that the signed set requires; erase the secrets."""
@@ -207,7 +216,7 @@ class SecureAggregation:
         with _refusing(key.round, "signed survivors"):
             verify_signed_survivors(signatures, self._setup.roster().members, binding, signed.sites)
             self._verify_owners(signed, binding, sharers, received)
-            released = release(binding, self._party.name, sharers, signed.sites, held)
+            released = release(binding, self._site, sharers, signed.sites, held)
         self.forget(key)
         return codec.encode_released_shares(ReleasedShares(released))
 
@@ -224,7 +233,7 @@ class SecureAggregation:
         received = codec.decode_received_shares(request, self._limits)
         for share in received.shares:
             self._check_share(share, binding)
-        senders = {self._party.name, *(share.sender for share in received.shares)}
+        senders = {self._site, *(share.sender for share in received.shares)}
         if self._graph(binding).sparse:
             # A site gets its neighbours' shares alone, so the coordinator lists the other sharers. Two sites that got
             # different lists are found out before either releases a share: see _verify_owners.
@@ -275,7 +284,7 @@ class SecureAggregation:
         if sender is None:
             raise Violation(f"a share with sender {share.sender} is refused: no such site is on the roster")
         try:
-            verify_share(share, sender, binding, self._party.name)
+            verify_share(share, sender, binding, self._site)
         except CryptoError as error:
             raise Violation(f"a share with sender {share.sender} is refused: {error}") from error
 
@@ -314,8 +323,8 @@ class SecureAggregation:
 
     def _open_shares(self, key: PhaseKey, received: bytes, binding: Binding) -> dict[str, SharePair]:
         """Return the share pairs that this site can release: its own, and those that decrypt."""
-        secrets = self._mask_secrets(key)
-        held = {self._party.name: SharePair.from_bytes(self._secret(_OWN_SHARES, key))}
+        secrets = AttemptSecrets.from_bytes(self._secret(_MASK_SECRETS, key))
+        held = {self._site: SharePair.from_bytes(self._secret(_OWN_SHARES, key))}
         for share in codec.decode_received_shares(received, self._limits).shares:
             try:
                 held[share.sender] = open_share(share, secrets, binding)
@@ -334,13 +343,10 @@ class SecureAggregation:
             key.round,
             key.attempt,
             self._setup.roster().hash,
-            self._agreement.hash(),
+            self._agreement_hash,
             group.cohort.sites,
             group.base,
         )
-
-    def _mask_secrets(self, key: PhaseKey) -> AttemptSecrets:
-        return AttemptSecrets.from_bytes(self._secret(_MASK_SECRETS, key))
 
     def _secret(self, what: str, key: PhaseKey) -> bytes:
         name = _stored_name(what, key)
