@@ -282,7 +282,9 @@ class SecureAggregation:
     def _check_share(self, share: SealedShare, binding: Binding) -> None:
         sender = self._setup.roster().members.get(share.sender)
         if sender is None:
-            raise Violation(f"a share with sender {share.sender} is refused: no such site is on the roster")
+            raise Violation(
+                f"a share with sender {share.sender} is refused: {share.sender} is not on the roster"
+            )
         try:
             verify_share(share, sender, binding, self._site)
         except CryptoError as error:

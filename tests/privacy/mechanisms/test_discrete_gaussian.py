@@ -276,13 +276,13 @@ def test_count_is_exact(count: int) -> None:
 
 @pytest.mark.parametrize(("count", "log2"), [(-1, 1), (1, -1), (1, 21)])
 def test_invalid_arguments_are_refused(count: int, log2: int) -> None:
-    with pytest.raises(ValueError, match="sigma_log2 0 to 20"):
+    with pytest.raises(ValueError, match="sigma_log2"):
         discrete_gaussian(count, log2)
 
 
 @pytest.mark.parametrize(("numerator", "denominator"), [(-1, 1), (1, 0), (1, 2**41 + 1)])
 def test_invalid_fractions_are_refused(numerator: int, denominator: int) -> None:
-    with pytest.raises(ValueError, match="the denominator"):
+    with pytest.raises(ValueError, match="denominator"):
         bernoulli_exp(np.array([numerator]), denominator)
 
 

@@ -9,6 +9,7 @@ import pytest
 import safetensors.numpy
 import torch
 
+from secure_client.checkpoints import checkpointed_learner
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.privacy.noisy_prototypes import _HEAD
 from secure_client.training.job import Job, Losses, trained_parameters
@@ -42,5 +43,5 @@ def moved_by_the_seed() -> Iterator[None]:
         return Losses(1.0, 1.0, 0.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("secure_client.checkpoints.checkpointed_learner.run_job", run)
+        patch.setattr(checkpointed_learner, "run_job", run)
         yield

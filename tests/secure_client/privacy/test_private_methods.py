@@ -133,7 +133,7 @@ def test_release_of_few_cells_costs_the_agreed_number(tmp_path: Path) -> None:
         fewest = GaussianRelease(PRIVACY.noise_multiplier, CLASSES * (DIM + 1))
         assert spent_budget(learner).epsilon >= epsilon([fewest] * 2, 1e-5)
         take_centres(learner, 6)
-        with pytest.raises(ValueError, match="18 cells"):
+        with pytest.raises(ValueError, match="18"):
             learner.train_round(5)
         assert len(entries(tmp_path)) == 2
 

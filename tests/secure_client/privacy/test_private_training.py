@@ -18,6 +18,7 @@ from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Entry
+from protoseal_files import append_only_file
 from secure_client.checkpoints import checkpointed_learner
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
@@ -300,7 +301,7 @@ def test_unwritable_ledger_trains_nothing(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("protoseal_files.append_only_file.append", full)
+    monkeypatch.setattr(append_only_file, "append", full)
     with pytest.raises(LedgerError):
         site.learner.train_round(1)
     assert not steps

@@ -16,6 +16,7 @@ from agreement.sections.privacy import Noise
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.lines import Limit
+from privacy.mechanisms import prototype_query
 from privacy.mechanisms.cell_query import Cells
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.grid import SIGMA
@@ -156,7 +157,7 @@ def test_release_draws_nothing_before_it_is_paid(tmp_path: Path, monkeypatch: py
         lines.append(len(ledger.read_text().splitlines()))
         return discrete_gaussian(count, sigma_log2)
 
-    monkeypatch.setattr("privacy.mechanisms.prototype_query.discrete_gaussian", counted)
+    monkeypatch.setattr(prototype_query, "discrete_gaussian", counted)
     releases.release(1, batches(agreed))
     releases.release(2, batches(agreed))
     assert lines == [2, 3]  # after the line that the ledger begins with
@@ -431,7 +432,7 @@ def test_release_record_that_is_not_finite_counts_as_zero(
         drawn.append(np.arange(count, dtype=np.int64))
         return drawn[-1]
 
-    monkeypatch.setattr("privacy.mechanisms.prototype_query.discrete_gaussian", kept)
+    monkeypatch.setattr(prototype_query, "discrete_gaussian", kept)
     agreed = agreement()
     released = []
     for name, value in (("spoilt", np.inf), ("zero", 0.0)):

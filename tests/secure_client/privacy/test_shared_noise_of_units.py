@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from agreement import Agreement, Method, Noise, PrivacySection
 from privacy.accounting.events import Unit
 from privacy.ledger.budget_account import read_account
+from privacy.mechanisms import prototype_query
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.joint_clipping import joint_sums
 from privacy.mechanisms.prototype_query import Sums
+from secure_client.privacy import releases
 from secure_client.privacy.cost import simulated_budget
 from secure_client.privacy.releases import Releases, build_query
 from tests.support.grouped import grouped_agreement
@@ -67,7 +69,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Ints]:
         found.append(discrete_gaussian(count, sigma_log2).reshape(CLASSES, DIM + 1))
         return found[-1].ravel()
 
-    monkeypatch.setattr("privacy.mechanisms.prototype_query.discrete_gaussian", noted)
+    monkeypatch.setattr(prototype_query, "discrete_gaussian", noted)
     return found
 
 
@@ -145,7 +147,7 @@ def test_check_finds_sums_over_records(
             sums.add(features, labels)
         return sums
 
-    monkeypatch.setattr("secure_client.privacy.releases.joint_sums", by_records)
+    monkeypatch.setattr(releases, "joint_sums", by_records)
     with pytest.raises(TooSensitiveError):
         check_units(tmp_path, unit)
 

@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from agreement import Agreement
 from agreement.derived.payload_shapes import limits_of, values_shape
+from crypto.pairwise import masks
 from crypto.pairwise.attempt import AttemptSecrets, Binding
 from crypto.pairwise.masks import mask, masked_words
 from crypto.protection import Words
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec
 from protoseal_wire.messages import JoinReply, JoinRequest, Phase, PhaseKey, Work
+from secure_client.exchanges import sums
 from secure_client.exchanges.row_protection import row_protection
 from secure_server.coordinator import Coordinator
 from tests.secure_client.privacy.kept_files import Traces
@@ -52,8 +54,8 @@ class Sent:
         for site in federation.sites:
             site.transport = _Tap(federation.coordinator, site, self)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("crypto.pairwise.masks.mask", self._masked)
-            patch.setattr("secure_client.exchanges.sums.row_protection", self._half)
+            patch.setattr(masks, "mask", self._masked)
+            patch.setattr(sums, "row_protection", self._half)
             yield
 
     def joined(self, site: str, request: JoinRequest) -> None:
