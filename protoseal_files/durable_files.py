@@ -62,6 +62,7 @@ def append_line(path: Path, line: bytes) -> None:
     """
     with os.fdopen(open_state_file(path), "r+b") as file:
         whole = file.read()
+        # A line without its newline was never acknowledged; a new line after it would be lost with it.
         end = whole.rfind(b"\n") + 1
         if end < len(whole):
             file.truncate(end)

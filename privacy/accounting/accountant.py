@@ -86,12 +86,14 @@ class Composed:
             if isinstance(event, GaussianRelease):
                 releases.append(event)
             elif isinstance(event, DpSgd):
+                # Less noise and a larger rate cost more, so clamping to the range of the accountant never understates.
                 rate = max(event.sampling_rate, _LEAST_RATE)
                 kind = min(event.noise_multiplier, _MOST_TRAINING_NOISE), rate
                 steps[kind] = steps.get(kind, 0) + event.steps
             else:
                 # An unknown event must not count as free.
                 raise TypeError(f"no accountant covers the event {event!r:.80}")
+        # Gaussians of noise z_i compose to one of 1/z² = Σ 1/z_i² (Dong, Roth and Su 2022).
         return cls(
             squares=math.fsum(map(_square, releases)),
             coordinates=sum(release.coordinates for release in releases),
@@ -142,6 +144,8 @@ class Composed:
         """Return the :class:`Slack` of this history, for which :meth:`is_beyond` must be False."""
         if self == Composed():
             return Slack(0.0, 0.0, 1.0)
+        # a and b of the class: coordinates of all releases are one vector of independent draws, so one bound holds for
+        # them together, also where later releases were chosen after seeing earlier ones.
         above, below = discreteness(self.coordinates)
         rounding = _ROUNDING + _ROUNDING_OF_A_STEP * sum(training.steps for training in self.training)
         return Slack(above + below, rounding, math.exp(above))

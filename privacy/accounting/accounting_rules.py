@@ -88,6 +88,7 @@ def costs(composed: Composed) -> tuple[float, ...]:
     """Return the Rényi cost of a history at each of :data:`ORDERS`, under adding or removing one unit."""
     from privacy.accounting.loss_accountants import renyi_costs  # noqa: PLC0415 (takes a second to import)
 
+    # A cost that rounding made too small would let one mechanism more through the filter.
     rounding = _ROUNDING_OF_A_STEP * (1 + sum(training.steps for training in composed.training))
     exact = renyi_costs(composed.training, composed.squares, ORDERS)
     return tuple(cost * (1 + _ROUNDING_OF_A_STEP) + rounding for cost in exact)

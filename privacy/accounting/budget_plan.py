@@ -33,7 +33,9 @@ def find_noise_multiplier(
     continuous noise need alone, so the result is never smaller. Raises ``ValueError`` for an ε that is not positive
     and finite or for no release, and :class:`~privacy.errors.Unattainable` if no noise is enough.
     """
-    _check(epsilon, releases)
+    if releases < 1:
+        raise ValueError(f"releases must be at least 1, not {releases}")
+    _check_epsilon(epsilon)
     base = Composed.of(beside)
     _check_remainder(base, epsilon, delta)
 
@@ -62,7 +64,7 @@ def find_releases(
     Raises ``ValueError`` for an ε that is not positive and finite, and :class:`~privacy.errors.Unattainable` if
     ``beside`` alone costs more than ``epsilon`` or the budget allows over 10^9 releases.
     """
-    _check(epsilon, 1)
+    _check_epsilon(epsilon)
     base, release = Composed.of(beside), GaussianRelease(noise_multiplier, coordinates)
     _check_remainder(base, epsilon, delta)
 
@@ -88,6 +90,7 @@ def mean_error(noise_multiplier: float, clip: float, count_weight: float, count:
     small compared with the count.
     """
     sigma = noise_multiplier * math.hypot(clip, count_weight)
+    # Delta method for the ratio sum/count: both errors are independent, so their squares add up.
     return sigma * math.hypot(math.sqrt(dim), clip / count_weight) / count
 
 
@@ -106,11 +109,9 @@ def _mu(epsilon: float, delta: float) -> float:
     return 1 / float(get_sigma_gaussian(min(epsilon, MOST_EPSILON), delta))
 
 
-def _check(epsilon: float, releases: int) -> None:
+def _check_epsilon(epsilon: float) -> None:
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, not {epsilon}")
-    if releases < 1:
-        raise ValueError(f"releases must be at least 1, not {releases}")
 
 
 def _check_remainder(base: Composed, epsilon: float, delta: float) -> None:
@@ -147,10 +148,10 @@ class Query:
     classes_of_one: int = 1
 
     def __post_init__(self) -> None:
-        most = 1 if self.unit is Unit.RECORD else self.classes
-        if not 1 <= self.classes_of_one <= most:
+        most_classes = 1 if self.unit is Unit.RECORD else self.classes
+        if not 1 <= self.classes_of_one <= most_classes:
             raise ValueError(
-                f"classes_of_one must be from 1 to {most} for unit {self.unit}, not {self.classes_of_one}"
+                f"classes_of_one must be from 1 to {most_classes} for unit {self.unit}, not {self.classes_of_one}"
             )
 
     @property
@@ -196,9 +197,12 @@ class BudgetPlan:
     def history(self) -> Composed:
         """All events of the plan."""
         release = GaussianRelease(self.noise_multiplier, self.query.coordinates)
-        return Composed.of(() if self.training is None else (self.training,)).with_releases(
-            self.releases, release
-        )
+        return Composed.of(self.beside).with_releases(self.releases, release)
+
+    @property
+    def beside(self) -> Sequence[DpSgd]:
+        """Events of the plan beside its releases."""
+        return () if self.training is None else (self.training,)
 
     @property
     def cost(self) -> float:
@@ -221,7 +225,8 @@ class BudgetPlan:
 
     def with_releases(self, count: int) -> BudgetPlan:
         """Return a plan that spreads this budget over ``count`` releases."""
-        return _with_noise(self, count)
+        noise = find_noise_multiplier(self.epsilon, self.delta, count, self.query.coordinates, self.beside)
+        return replace(self, releases=count, noise_multiplier=noise)
 
 
 def plan(
@@ -240,21 +245,10 @@ def plan(
     """
     partial = BudgetPlan(epsilon or 0.0, delta, count or 0, noise or 0.0, query, training)
     if noise is None and epsilon is not None and count is not None:
-        return _with_noise(partial, count)
+        return partial.with_releases(count)
     if count is None and epsilon is not None and noise is not None:
-        return replace(
-            partial, releases=find_releases(epsilon, delta, noise, query.coordinates, _beside(training))
-        )
+        releases = find_releases(epsilon, delta, noise, query.coordinates, partial.beside)
+        return replace(partial, releases=releases)
     if epsilon is None and count is not None and noise is not None:
         return replace(partial, epsilon=partial.cost)
     raise ValueError("give exactly two of epsilon, the number of releases and the noise multiplier")
-
-
-def _with_noise(partial: BudgetPlan, count: int) -> BudgetPlan:
-    beside = _beside(partial.training)
-    noise = find_noise_multiplier(partial.epsilon, partial.delta, count, partial.query.coordinates, beside)
-    return replace(partial, releases=count, noise_multiplier=noise)
-
-
-def _beside(training: DpSgd | None) -> Sequence[DpSgd]:
-    return () if training is None else (training,)

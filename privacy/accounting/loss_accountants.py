@@ -48,6 +48,7 @@ def _compose_training(training: tuple[DpSgd, ...], width: float) -> PLDAccountan
 
 def renyi_costs(training: Sequence[DpSgd], squares: float, orders: Sequence[int]) -> tuple[float, ...]:
     """Return the Rényi cost at each of ``orders``, of releases and training as in :func:`compose_losses`."""
+    # Rényi costs add up at each order (Mironov 2017, proposition 1), also where a mechanism was chosen adaptively.
     accountant = RdpAccountant(orders, NEIGHBOURS)
     if squares:
         accountant.compose(GaussianDpEvent(1 / math.sqrt(squares)))
@@ -57,5 +58,6 @@ def renyi_costs(training: Sequence[DpSgd], squares: float, orders: Sequence[int]
 
 
 def _as_event(training: DpSgd) -> DpEvent:
+    # Poisson sampling: each record joins a step independently, so that adding one changes no other record's chance.
     step = PoissonSampledDpEvent(training.sampling_rate, GaussianDpEvent(training.noise_multiplier))
     return SelfComposedDpEvent(step, training.steps)

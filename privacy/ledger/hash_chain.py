@@ -80,6 +80,7 @@ def read_chain(content: bytes) -> Chain:
 
     A line with a newline may have been acknowledged, so an invalid one is an error and never counts as unfinished.
     """
+    # Only the rest after the last newline can be unfinished: a line is written with its newline in one call.
     *ended, rest = content.split(b"\n")
     entries = [_read_line(number, line) for number, line in enumerate(ended, 1)]
     _check_order(entries)
@@ -141,4 +142,5 @@ def _hash(unsigned: Mapping[str, object]) -> str:
 
 def canonical(entry: Mapping[str, object]) -> bytes:
     """Return the one text of a line's object: keys sorted, no spaces, ASCII. Raises ``ValueError`` for NaN."""
+    # NaN and infinity have several texts in JSON dialects, and no order that a limit could be compared by.
     return json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")

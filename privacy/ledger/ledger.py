@@ -125,7 +125,8 @@ class Ledger:
             if fits(history, spending.event, self._budget.limit, self._epsilon):
                 self._append(file, self.anchor, Entry(spending, now()))
                 return self.anchor
-        # Outside the lock: counting the releases that would fit takes the accountant many times as long.
+        # Outside the lock, so that other runs can spend meanwhile: counting the releases that would fit takes the
+        # accountant many times as long.
         raise refusal(history, spending, self._budget, self._epsilon)
 
     def check_covered(self, spending: Spending) -> None:
@@ -229,6 +230,7 @@ class Ledger:
     def _catch_up(self, file: int, *, create: bool) -> None:
         """Read the whole file again, so that any change is seen; the accountant takes longer than the reading."""
         chain = read_chain(append_only_file.read_all(file))
+        # Before anything is counted from it: a line that a power cut could still take back must not be relied on.
         self._finish(file, chain)
         if not chain.contents:
             if not create:

@@ -173,6 +173,7 @@ def line_to_json(line: Line) -> dict[str, object]:
     content = _SCHEMAS[type(line)].dump_python(line, mode="json", by_alias=True, exclude_none=True)
     for part in _PARTS:
         content |= content.pop(part, {})
+    # Lines that earlier versions wrote have no such fields, and their hashes must hold when they are written again.
     if content.get("accountant") == Accounting.PLD:
         del content["accountant"]
     if isinstance(line, Exposure) and not line.facts:
@@ -186,6 +187,7 @@ def line_from_json(content: Mapping[str, object]) -> Line:
     schema = _SCHEMAS[_KINDS[kind]] if isinstance(kind, str) and kind in _KINDS else None
     if schema is None:
         raise ValueError(f"unknown kind {kind!r:.80}")
+    # Every part gets all fields of the line, and takes its own; a field too many shows in the comparison below.
     nested = dict(content)
     for part in reversed(_PARTS):
         nested[part] = dict(nested)
@@ -193,6 +195,7 @@ def line_from_json(content: Mapping[str, object]) -> Line:
         line: Line = schema.validate_python(nested)
     except ValidationError as error:
         raise ValueError(_in_one_line(error)) from error
+    # Strict both ways: a field that this version ignored could change what the line means to another version.
     if canonical(line_to_json(line)) != canonical(content):
         raise ValueError(f"unexpected fields or values in a line of kind {kind!r}")
     return line

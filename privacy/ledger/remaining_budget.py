@@ -26,6 +26,7 @@ def spent_epsilon(history: Sequence[Event], limit: Limit, epsilon: Accountant) -
 
 def fits(history: Sequence[Event], event: Event, limit: Limit, epsilon: Accountant) -> bool:
     """Return True if epsilon stays within the limit with ``event`` added; False if epsilon is not a number."""
+    # In this direction, because a comparison with NaN is False: what cannot be counted does not fit.
     return epsilon((*history, event), limit.delta) <= limit.epsilon
 
 
@@ -37,6 +38,8 @@ def check_covered(entries: Sequence[Entry], spending: Spending, limit: Limit) ->
     """
     if limit.accountant is not Accounting.PLD:
         return
+    # The composition of privacy losses is proven for parameters that are fixed beforehand. For Gaussian releases alone
+    # the sum of 1/z² bounds the whole however the next z was chosen (Smith and Thakurta 2022).
     payments = [*(entry.spending for entry in entries), spending]
     agreements = {payment.agreement_hash for payment in payments}
     if len(agreements) > 1 and any(isinstance(payment.event, DpSgd) for payment in payments):

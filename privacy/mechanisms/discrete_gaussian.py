@@ -114,7 +114,7 @@ def _exp_of_fraction(numerators: Ints, denominator: int) -> Bool:
 
 def _below(bound: int, count: int) -> Ints:
     """Draw uniformly from 0 … bound − 1 ≤ 2^63, int64 (count,); redraw words beyond the bound's last multiple."""
-    if bound == 1:
+    if bound == 1:  # a word modulo 1 would do, at the price of a word
         return np.zeros(count, dtype=np.int64)
     width = next(width for width in (1, 2, 4, 8) if bound < 1 << 8 * width)
     # Words beyond the last multiple would make small remainders more probable than others.
@@ -127,6 +127,7 @@ def _below(bound: int, count: int) -> Ints:
 
 def _words(count: int, width: int) -> NDArray[np.unsignedinteger[Any]]:
     """Return words of ``width`` bytes from the operating system."""
+    # Never a seeded generator: whoever learns its seed subtracts the noise.
     return np.frombuffer(secrets.token_bytes(width * count), dtype=f"<u{width}").copy()
 
 
@@ -134,6 +135,7 @@ def _collect(count: int, attempt: Callable[[int], Ints]) -> Ints:
     """Return the first ``count`` successful draws; less than half of the attempts at a Gaussian draw succeed."""
     parts, missing = [np.zeros(0, dtype=np.int64)], count
     while missing:
+        # Which attempts are rejected does not depend on the accepted values, so the first accepted ones are fair draws.
         parts.append(attempt(min(9 * missing // 4 + 16, _AT_ONCE))[:missing])
         missing -= parts[-1].size
     return np.concatenate(parts)

@@ -63,6 +63,7 @@ class Parts:
         labels = np.concatenate([self.labels, other.labels])
         rows = np.concatenate([self.rows, other.rows])
         counts = np.concatenate([self.counts, other.counts])
+        # Whole numbers add up exactly, so the split of a subject's records into batches does not show in the sums.
         order = np.lexsort((labels, owners))
         owners, labels = owners[order], labels[order]
         starts = np.flatnonzero(np.r_[True, (np.diff(owners) != 0) | (np.diff(labels) != 0)][: len(order)])

@@ -94,6 +94,7 @@ class PrototypeQuery:
 
     def means(self, sums: Float, counts: Float) -> Released:
         """Return noisy means of noisy ``sums`` (K, d) and ``counts`` (K,): post-processing, which costs nothing."""
+        # By the noisy count alone: a class that is left out because it has no records would reveal that.
         present = counts >= self.min_count
         rows = np.zeros(sums.shape)
         rows[present] = sums[present] / counts[present, None]
@@ -138,6 +139,8 @@ class Sums:
         call with fresh noise is a release that has to be paid for beforehand.
         """
         classes, dim = self.vectors.shape
+        # One noise for sums and counts, with the sensitivity √(B² + W²) of both together: a class without records gets
+        # as much, since the set of classes with records is private.
         noise = (self.query.draw(classes, dim) if drawn is None else drawn).reshape(classes, dim + 1)
         return self.vectors + noise[:, :dim], self.weights + noise[:, dim]
 

@@ -149,7 +149,7 @@ def test_a_value_beyond_its_bound_is_never_masked(
     """Should a value grow between the statement and the sum."""
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
-    monkeypatch.setattr(play.site(A).learner.values, "averaged", lambda: np.full(PARAMETERS, np.nan))
+    monkeypatch.setattr(play.site(A).learner.values, "averaged_part", lambda: np.full(PARAMETERS, np.nan))
     with pytest.raises(BoundError, match="segment 1 holds a value of magnitude nan"):
         begun.mask(A)
 
