@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -263,7 +264,13 @@ class Session:
         withheld = trained.held_classes() & ~self._summary.classes
         names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
         tested = learner.predictor.evaluate() if self._tests_in(key.round) else None
-        figures = site_round(
+        figures: dict[str, Any] = {"trained": trained.losses is not None, "unreadable": learner.unreadable}
+        if self._agreement.privacy is None:  # with noise, exact losses stay in the journal
+            figures |= loss_figures(trained.losses, learner.values.label_entropy)
+        if self._spending is not None:
+            spent = self._spending.spent_budget()
+            figures |= {"epsilon": spent.epsilon, "delta": spent.delta, "guaranteed": spent.guaranteed}
+        record = site_round(
             key.round,
             key.attempt,
             self._summary.sites,
@@ -273,16 +280,7 @@ class Session:
             inference=self._agreement.inference,
             shortened=trained.shortened_share,
         )
-        figures = figures.model_copy(
-            update={"trained": trained.losses is not None, "unreadable": learner.unreadable}
-        )
-        if self._agreement.privacy is None:  # with noise, exact losses stay in the journal
-            figures = figures.model_copy(update=loss_figures(trained.losses, learner.values.label_entropy))
-        if self._spending is not None:
-            spent = self._spending.spent_budget()
-            of_budget = {"epsilon": spent.epsilon, "delta": spent.delta, "guaranteed": spent.guaranteed}
-            figures = figures.model_copy(update=of_budget)
-        self._on_round(figures)
+        self._on_round(record.model_copy(update=figures))
 
     @contextmanager
     def _timing(self, part: str) -> Iterator[None]:

@@ -52,7 +52,7 @@ from secure_client.data.table import describe_table, parse_table
 from secure_client.errors import DataError, ModelError, Refused, SiteError, StateError
 from secure_client.models.prototype_model import hash_weights
 from secure_client.privacy.budget import NO_GUARANTEE, check_delta
-from secure_client.privacy.cost import planned_epsilon, planned_in_words, worst_epsilon
+from secure_client.privacy.cost import planned_epsilon, planned_in_words
 from secure_client.privacy.ledger_anchors import check_recorded
 from secure_client.privacy.record_overlap import RECORDS_KEY, compare_records
 from secure_client.privacy.releases import count_units, open_exact, open_releases
@@ -170,12 +170,10 @@ def _check_privacy(config: SiteConfig) -> str:
     releases = open_releases(agreement, budget)
     if agreement.privacy is None or budget is None or releases is None:
         raise BudgetError("nothing is released with noise")
-    planned, spent = (
-        planned_epsilon(agreement, agreement.privacy, budget.delta, budget.accountant),
-        releases.spent_budget(),
-    )
-    worst = worst_epsilon(
-        agreement, agreement.privacy, budget.delta, budget.accountant, budget.most_paid_attempts
+    spent = releases.spent_budget()
+    planned, worst = (
+        planned_epsilon(agreement, agreement.privacy, budget.delta, budget.accountant, attempts=attempts)
+        for attempts in (1, budget.most_paid_attempts)
     )
     label = "" if spent.guaranteed else f"{NO_GUARANTEE}: "
     begins = f"; the ledger {budget.ledger} has been created with that limit" if begun else ""

@@ -49,6 +49,7 @@ class ExchangedValues:
         bare = TrainedValues(number, self._learner.counts, base_hash)
         if self._noisy is None:
             return self._compute_exact(bare) if self._learner.exchanges_prototypes else bare
+        # From here on nothing may depend on a record but through this release: counts, rows and scores all follow it.
         drawn = self._noisy.release_round(number, self._learner.embed(), guide)
         # At the noisy prototypes, and not the exact ones: scores change targets, which change later models.
         scores = self._compute_scores(lambda: self._learner.scores_at(drawn.rows, drawn.present), drawn.rows)

@@ -58,18 +58,16 @@ def planned_history(agreement: Agreement, agreed: PrivacySection) -> list[Event]
     return [*trained, *[release_event(agreement, agreed)] * agreement.releases]
 
 
-def worst_epsilon(
-    agreement: Agreement, agreed: PrivacySection, delta: float, accountant: Accounting, attempts: int
-) -> float:
-    """Return the ε of :func:`planned_history` with everything paid for in this many attempts of each round."""
-    return accountant_for(accountant)(planned_history(agreement, agreed) * attempts, delta)
-
-
 def planned_epsilon(
-    agreement: Agreement, agreed: PrivacySection, delta: float, accountant: Accounting = Accounting.PLD
+    agreement: Agreement,
+    agreed: PrivacySection,
+    delta: float,
+    accountant: Accounting = Accounting.PLD,
+    *,
+    attempts: int = 1,
 ) -> float:
-    """Return the ε of :func:`planned_history`; infinite if the noise is too small for a finite ε."""
-    return accountant_for(accountant)(planned_history(agreement, agreed), delta)
+    """Return the ε of :func:`planned_history`, paid for ``attempts`` times; infinite for too little noise."""
+    return accountant_for(accountant)(planned_history(agreement, agreed) * attempts, delta)
 
 
 def planned_in_words(agreement: Agreement, agreed: PrivacySection) -> str:
@@ -122,7 +120,7 @@ def check_planned(agreement: Agreement, agreed: PrivacySection, budget: BudgetSe
 
 
 def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[tuple[ReleaseName, Event]]:
-    """Yield the events of :func:`secure_client.privacy.cost.planned_history` with their names, oldest first."""
+    """Yield the events of :func:`planned_history` with their names, oldest first."""
     training, release = training_event(agreement, agreed), release_event(agreement, agreed)
     for number in range(0 if agreement.method.is_grouped else 1, agreement.rounds + 1):
         if training is not None and number:
@@ -131,40 +129,31 @@ def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[t
             yield ReleaseName(agreement.run, number, PROTOTYPES), release
 
 
-def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Account) -> int | None:
-    """Return the first round that the remaining budget does not cover; None if the rest of the run fits.
-
-    Entries of this run in the ledger are already paid for. The coordinator does not return to a round before the last
-    one that is paid for, so payments that the site missed in earlier rounds are never due.
-    """
-    paid = {
-        entry.spending.release
-        for entry in account.entries
-        if entry.spending.agreement_hash == agreement.hash()
-    }
-    reached = max((release.round for release in paid), default=0)
-    planned = planned_by_round(agreement, agreed)
-    left = [(name, event) for name, event in planned if name.round >= reached and name not in paid]
-    events, limit = [event for _, event in left], account.limit
-    cost = accountant_for(limit.accountant)
-
-    # The cost only grows with further events, so a bisection finds the first round without room.
-    def exceeds(count: int) -> bool:
-        return not cost([*account.history, *events[:count]], limit.delta) <= limit.epsilon
-
-    if not events or not exceeds(len(events)):
-        return None
-    counts = range(1, len(events) + 1)
-    return left[bisect_left(counts, True, key=exceeds)][0].round
-
-
 def check_room(agreement: Agreement, agreed: PrivacySection, account: Account) -> None:
     """Raise :class:`BudgetError` unless the remaining budget covers the rest of the run, without retries."""
-    number = first_without_room(agreement, agreed, account)
-    if number is None:
+    agreement_hash, limit = agreement.hash(), account.limit
+    cost = accountant_for(limit.accountant)
+    # Entries of this run in the ledger are paid for. The coordinator does not return to a round before the last one
+    # that is paid for, so payments that the site missed in earlier rounds are never due.
+    paid = {
+        entry.spending.release for entry in account.entries if entry.spending.agreement_hash == agreement_hash
+    }
+    reached = max((release.round for release in paid), default=0)
+    due = [
+        (name, event)
+        for name, event in planned_by_round(agreement, agreed)
+        if name.round >= reached and name not in paid
+    ]
+
+    def exceeds(count: int) -> bool:
+        events = [event for _, event in due[:count]]
+        return not cost([*account.history, *events], limit.delta) <= limit.epsilon
+
+    if not due or not exceeds(len(due)):
         return
-    limit = account.limit
-    spent = accountant_for(limit.accountant)(account.history, limit.delta) if account.history else 0.0
+    # The cost only grows with further events, so a bisection finds the first round without room.
+    number = due[bisect_left(range(1, len(due) + 1), True, key=exceeds)][0].round
+    spent = cost(account.history, limit.delta) if account.history else 0.0
     raise BudgetError(
         f"the budget of {account.budget.dataset!r} does not cover round {number} of {agreement.rounds}, even without"
         f" a repeated round: epsilon {spent:.4g} of {limit} is spent; agree on more noise or fewer releases (`protoseal"

@@ -99,6 +99,7 @@ class KeptReleases:
         asked: NDArray[np.bool_] | None = None,
     ) -> None:
         """Keep the values of an answer, before it is stored or sent; raise ``OSError`` if the disk refuses."""
+        # Named by a hash of the content: an attempt that repeats the same values makes no other file.
         classes = None if asked is None else asked.tolist()
         form = [(array.dtype.str, array.shape) for array in arrays]
         digest = hashlib.sha256(repr((form, classes)).encode())

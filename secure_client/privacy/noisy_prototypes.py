@@ -146,6 +146,7 @@ class NoisyPrototypes:
         """Return the state to be stored, which :meth:`load` restores."""
         if self._last is None:
             return {}
+        # With the anchor of the ledger: the stored release is valid only beside the entry that paid for it.
         anchor, local = (
             self.releases.ledger.anchor,
             {} if self._last.local is None else vars(self._last.local),

@@ -67,6 +67,7 @@ class Sketch:
 
         Up to the smaller of the two largest hashes both sketches are complete.
         """
+        # Beyond the smaller largest hash one sketch lacks hashes that its set may have, so they say nothing.
         bound = min(self._bound, other._bound)
         comparable = {number for number in self.hashes if number <= bound}
         return len(comparable.intersection(other.hashes)) / len(comparable) if comparable else 0.0

@@ -152,6 +152,7 @@ class Releases:
         exceed the limit, :class:`privacy.errors.LedgerError` if the ledger cannot be read or written; after either
         nothing was drawn.
         """
+        # Sum, pay, draw: an error in the records costs nothing, and no noise exists that was not paid for.
         sums = self._sums(self._query, len(self._agreement.classes), batches, owners)
         name, anchor = self._pay_for_prototypes(round_number)
         released = sums.release()
@@ -271,6 +272,7 @@ class Releases:
         if self._agreed.project_from is not None:
             of_model["projected_from"] = self._agreed.project_from
         guarantee = self._agreed.unit.value if self._is_guaranteed else "none"
+        # Once: the sketch of the records belongs to the start of a run, and would tell nothing in each line.
         of_records, self._facts = self._facts, {}
         return Spending(
             release, self._agreement.hash(), event, {**facts, **of_model, **of_records, GUARANTEE: guarantee}

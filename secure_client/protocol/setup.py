@@ -166,6 +166,7 @@ class Setup:
         for name in sorted(set(self.party.pins) - set(self._roster.members)):
             _log.warning("pins names %s, but the roster has no such site", name)
         self._journal.put(_VERIFIED_AT, 0, now.isoformat().encode())
+        # The first name on the roster makes the keys, so that the coordinator cannot choose a maker that it controls.
         makes_keys = self._agreement.needs_group_secret and self._roster.maker == self.party.name
         keys = self._make_group_keys(self._roster, attempt) if makes_keys else None
         return codec.encode_roster_answer(RosterAnswer(self._roster.hash, keys))
@@ -239,6 +240,8 @@ class Setup:
 
     def _make_group_keys(self, roster: Roster, attempt: int) -> GroupKeys:
         secret, public = make_group_secret(self._agreement.protection)
+        # Each sealed secret names the public keys, under the maker's signature: the coordinator refuses keys of another
+        # secret, under which no site could read a sum.
         public_hash = hashlib.sha256(public).digest()
         self._journal.put_secret(_group_name(attempt), secret)
         sealed = tuple(
