@@ -54,20 +54,16 @@ class Participants:
             verify_active_list(active, roster, begun)
         except CryptoError as error:
             raise Violation(f"the active list of round {key.round} is refused: {error}") from error
-        self._check_enough_sites(len(active.statements))
-        self._check_own_presence(begun, [codec.encode_presence(statement) for statement in active.statements])
+        least = max(self._agreement.min_sites, self._party.min_sites)
+        if len(active.statements) < least:
+            raise Violation(
+                f"the coordinator asked for values among {len(active.statements)} sites, fewer than the required "
+                f"{least}"
+            )
+        statements = [codec.encode_presence(statement) for statement in active.statements]
+        if self._journal.stored_answer(begun) not in statements:
+            raise Violation("the active list lacks this site's own presence statement")
         # After the signatures: an anchor is remembered against a peer, who must have stated it.
         self._anchors.check(begun, active)
         self._last = ((begun, roster.hash, request), active)
         return active
-
-    def _check_enough_sites(self, sites: int) -> None:
-        least = max(self._agreement.min_sites, self._party.min_sites)
-        if sites < least:
-            raise Violation(
-                f"the coordinator asked for values among {sites} sites, fewer than the required {least}"
-            )
-
-    def _check_own_presence(self, begun: PhaseKey, statements: list[bytes]) -> None:
-        if self._journal.stored_answer(begun) not in statements:
-            raise Violation("the active list lacks this site's own presence statement")

@@ -1,4 +1,4 @@
-"""Order of phases at a site: one check for each rule on which phase may follow which.
+"""Order of phases at a site: the rules on which phase may follow which.
 
 The checks read only the journal and the agreement, so a restart changes no outcome.
 """
@@ -15,7 +15,6 @@ from secure_client.errors import Violation
 from secure_client.protocol.journal import Journal
 
 _log = logging.getLogger("protoseal.site")
-_SET_UP = (Phase.ROSTER, Phase.SECRET)
 
 
 class PhaseOrder:
@@ -25,22 +24,6 @@ class PhaseOrder:
         self._agreement = agreement
         self._journal = journal
 
-    def check(self, key: PhaseKey) -> None:
-        """Check every rule for a phase that has no answer yet."""
-        if key.phase in _SET_UP:
-            if key.round != 0:
-                raise Violation(f"{key.phase.name} belongs to round 0, not {key.round}")
-            self._check_no_round_begun(key)
-            self._check_set_up_attempt(key)
-        elif key.phase is Phase.PRESENCE:
-            self._check_agreed_round(key)
-            self._check_fresh(key)
-            self._check_not_unmasked(key)
-            self._check_one_result_each_round(key)
-        else:
-            self._check_attempt_open(key)
-            self._check_step_before(key)
-
     def check_run(self, key: PhaseKey) -> None:
         """Check that the phase is of this site's run."""
         if key.run != self._agreement.run:
@@ -48,56 +31,55 @@ class PhaseOrder:
                 f"the coordinator asked for run {key.run}, but this site takes part in {self._agreement.run}"
             )
 
-    def _check_no_round_begun(self, key: PhaseKey) -> None:
+    def check(self, key: PhaseKey) -> None:
+        """Check every rule for a phase that has no answer yet."""
+        if key.phase in (Phase.ROSTER, Phase.SECRET):
+            self._check_set_up(key)
+        elif key.phase is Phase.PRESENCE:
+            self._check_presence(key)
+        else:
+            self._check_step(key)
+
+    def _check_set_up(self, key: PhaseKey) -> None:
+        if key.round != 0:
+            raise Violation(f"{key.phase.name} belongs to round 0, not {key.round}")
         # A new roster means a new group secret, under which finished rounds could be repeated.
         if self._journal.latest(Phase.PRESENCE) is not None:
             raise Violation(f"{key.phase.name} (attempt {key.attempt}) came after the first round had begun")
-
-    def _check_set_up_attempt(self, key: PhaseKey) -> None:
-        """Check that a roster replaces only an earlier roster, and that a secret belongs to the current roster."""
+        # A roster replaces only an earlier roster, and a secret belongs to the current roster.
         last = self._journal.latest(Phase.ROSTER)
         begun = last.attempt if last is not None else 0
         if key.attempt <= begun if key.phase is Phase.ROSTER else key.attempt != begun:
             raise Violation(f"{key.phase.name} of set-up attempt {key.attempt} came in attempt {begun}")
 
-    def _check_agreed_round(self, key: PhaseKey) -> None:
+    def _check_presence(self, key: PhaseKey) -> None:
         if not first_round(self._agreement) <= key.round <= self._agreement.rounds:
             raise Violation(f"round {key.round} is not one of the agreed {self._agreement.rounds}")
-
-    def _check_fresh(self, key: PhaseKey) -> None:
         # Going back to an attempt would send the same values among other members: two sums that differ by one site.
         last = self._journal.latest(Phase.PRESENCE)
         if last is not None and (key.round, key.attempt) <= (last.round, last.attempt):
             raise Violation(
                 f"round {key.round}, attempt {key.attempt} is not after {last.round}, {last.attempt}"
             )
-
-    def _check_not_unmasked(self, key: PhaseKey) -> None:
-        """Refuse another sum after this one was unmasked: two sums over the same inputs reveal a site's values.
-
-        The method checks that the coordinator does not ask other sites alone for a second sum.
-        """
-        last = self._journal.latest(Phase.UNMASK)
-        if last is not None and key.round <= last.round:
+        # Two sums over the same inputs reveal a site's values. Whether the coordinator asks other sites alone for a
+        # second sum is for the exchange to check.
+        unmasked = self._journal.latest(Phase.UNMASK)
+        if unmasked is not None and key.round <= unmasked.round:
             _log.error("the coordinator asked for round %d again after its sum was unmasked", key.round)
             raise Violation(
-                f"shares of round {last.round} were released; a second sum of that round could be subtracted"
+                f"shares of round {unmasked.round} were released; a second sum of that round could be subtracted"
             )
-
-    def _check_one_result_each_round(self, key: PhaseKey) -> None:
-        last = self._journal.latest(Phase.RESULT)
-        if last is not None and key.round <= last.round:
+        result = self._journal.latest(Phase.RESULT)
+        if result is not None and key.round <= result.round:
             raise Violation(f"round {key.round} has had its result; a second result could be subtracted")
 
-    def _check_attempt_open(self, key: PhaseKey) -> None:
+    def _check_step(self, key: PhaseKey) -> None:
         # Two attempts that went on side by side would open two sums over one training.
-        last = self._journal.latest(Phase.PRESENCE)
-        if last is None or (last.round, last.attempt) != (key.round, key.attempt):
+        begun = self._journal.latest(Phase.PRESENCE)
+        if begun is None or (begun.round, begun.attempt) != (key.round, key.attempt):
             raise Violation(
                 f"{key.phase.name} of round {key.round}, attempt {key.attempt} is not the current attempt"
             )
-
-    def _check_step_before(self, key: PhaseKey) -> None:
         steps = (Phase.PRESENCE, *steps_of(self._agreement, key.round))
         if key.phase is Phase.RESULT and has_result(key.round):
             # The result of a masked sum also goes to a site that dropped out after PRESENCE.

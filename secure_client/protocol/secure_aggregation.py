@@ -105,7 +105,18 @@ class SecureAggregation:
 
     def fresh_keys(self, key: PhaseKey) -> MaskKeys:
         """Return public keys for a new attempt, erasing the secrets of the attempt before it."""
-        self._check_signed_none(key)
+        # In a sparse graph fewer than a third of the members could open a sum whose survivors enough members have
+        # signed, so a site that has signed takes part in no other attempt of the round.
+        for earlier in self._journal.attempts_before(key, Phase.SURVIVORS):
+            received = codec.decode_received_shares(self._request(earlier, Phase.VALUES), self._limits)
+            if received.sharers:
+                _log.error(
+                    "the coordinator asked for round %d again after this site signed its survivors", key.round
+                )
+                raise Violation(
+                    f"survivors of attempt {earlier.attempt} were signed; the sites that another attempt leaves "
+                    "out could open that sum and subtract it"
+                )
         self._forget_last()
         secrets = AttemptSecrets.generate()
         self._journal.put_secret(_stored_name(_MASK_SECRETS, key), secrets.to_bytes())
@@ -203,13 +214,19 @@ class SecureAggregation:
             signature = sign_survivors(self._party.credentials, binding, survivors)
         self._check_enough(len(survivors), "survive")
         self._check_class_holders(survivors, group.cohort)
-        self._check_cluster_holders(survivors, group.clusters)
+        # A cluster's sum opens too, so its holders are counted like a class's.
+        staying = tuple(tuple(site for site in holders if site in survivors) for holders in group.clusters)
+        check_holders(staying, self._agreement, "the survivors")
         return codec.encode_survivor_signature(SurvivorSignature(self._site, signature))
 
     def unmask(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
         """Answer UNMASK: one share of each sharer, of the kind that the signed set requires; erase the secrets."""
         signed = codec.decode_signed_survivors(request, self._limits)
-        self._check_same_set(key, signed.sites)
+        survivors = codec.decode_survivor_set(self._request(key, Phase.SURVIVORS), self._limits).sites
+        if signed.sites != survivors:
+            raise Violation(
+                "the coordinator asked for shares under another survivor set than this site signed"
+            )
         binding, received = self._binding(key, group), self._request(key, Phase.VALUES)
         sharers, held = self._verify_sharers(received, binding), self._open_shares(key, received, binding)
         signatures = {statement.site: statement.signature for statement in signed.signatures}
@@ -232,7 +249,15 @@ class SecureAggregation:
             return self._last[1]
         received = codec.decode_received_shares(request, self._limits)
         for share in received.shares:
-            self._check_share(share, binding)
+            sender = self._setup.roster().members.get(share.sender)
+            if sender is None:
+                raise Violation(
+                    f"a share with sender {share.sender} is refused: {share.sender} is not on the roster"
+                )
+            try:
+                verify_share(share, sender, binding, self._site)
+            except CryptoError as error:
+                raise Violation(f"a share with sender {share.sender} is refused: {error}") from error
         senders = {self._site, *(share.sender for share in received.shares)}
         if self._graph(binding).sparse:
             # A site gets its neighbours' shares alone, so the coordinator lists the other sharers. Two sites that got
@@ -264,32 +289,6 @@ class SecureAggregation:
         signatures = {statement.site: statement.signature for statement in signed.sharers}
         verify_signed_sharers(signatures, self._setup.roster().members, binding, sharers, owners)
 
-    def _check_signed_none(self, key: PhaseKey) -> None:
-        """Refuse another attempt, in a sparse graph, after this site signed survivors in the round.
-
-        In a sparse graph fewer than a third of the members could open a sum whose survivors enough members have signed.
-        """
-        for earlier in self._journal.attempts_before(key, Phase.SURVIVORS):
-            if codec.decode_received_shares(self._request(earlier, Phase.VALUES), self._limits).sharers:
-                _log.error(
-                    "the coordinator asked for round %d again after this site signed its survivors", key.round
-                )
-                raise Violation(
-                    f"survivors of attempt {earlier.attempt} were signed; the sites that another attempt leaves "
-                    "out could open that sum and subtract it"
-                )
-
-    def _check_share(self, share: SealedShare, binding: Binding) -> None:
-        sender = self._setup.roster().members.get(share.sender)
-        if sender is None:
-            raise Violation(
-                f"a share with sender {share.sender} is refused: {share.sender} is not on the roster"
-            )
-        try:
-            verify_share(share, sender, binding, self._site)
-        except CryptoError as error:
-            raise Violation(f"a share with sender {share.sender} is refused: {error}") from error
-
     def _check_enough(self, sites: int, did: str) -> None:
         """Check the agreed minimum of sites; the scheme itself checks the threshold."""
         if sites < self._agreement.min_holders:
@@ -306,19 +305,6 @@ class SecureAggregation:
             raise Violation(
                 f"class {self._agreement.classes[short[0]]!r} has {left[short[0]]} holders among the survivors, "
                 f"fewer than min_holders = {self._agreement.min_holders}"
-            )
-
-    def _check_cluster_holders(self, survivors: Sequence[str], clusters: tuple[tuple[str, ...], ...]) -> None:
-        """Check the holders of each cluster, whose sum opens too."""
-        left = frozenset(survivors)
-        staying = tuple(tuple(site for site in holders if site in left) for holders in clusters)
-        check_holders(staying, self._agreement, "the survivors")
-
-    def _check_same_set(self, key: PhaseKey, survivors: Sequence[str]) -> None:
-        signed = codec.decode_survivor_set(self._request(key, Phase.SURVIVORS), self._limits).sites
-        if tuple(survivors) != signed:
-            raise Violation(
-                "the coordinator asked for shares under another survivor set than this site signed"
             )
 
     # State of earlier steps, from the journal

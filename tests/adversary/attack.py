@@ -16,6 +16,9 @@ from tests.support import weakened_builds
 from tests.support.scripted_coordinator import Asked, ScriptedCoordinator
 
 ORDER = "secure_client.protocol.phase_order.PhaseOrder."
+ATTEMPT_OPEN = (
+    ORDER + "_check_step: begun is None or (begun.round, begun.attempt) != (key.round, key.attempt)"
+)
 PARTICIPANTS = "secure_client.protocol.participants.Participants."
 JOURNAL_LOOKUP, JOURNAL_ONCE = (
     "secure_client.protocol.journal.Journal.answer",

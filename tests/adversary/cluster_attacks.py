@@ -125,7 +125,10 @@ def _first_of_2_called_0(rows: AssignedRows) -> AssignedRows:
 
 
 _ASSIGNED = "secure_client.protocol.assignment_checks."
-_HOLDERS = "secure_client.protocol.secure_aggregation.SecureAggregation._check_cluster_holders"
+_HOLDERS = (
+    "secure_client.protocol.secure_aggregation.SecureAggregation.survivors: "
+    "check_holders(staying, self._agreement, 'the survivors')"
+)
 CLUSTER_ATTACKS: dict[str, ClusterAttack] = {
     "puts a site's prototype in a cluster of its own": ClusterAttack(
         (_ASSIGNED + "check_holders", _HOLDERS), A, Phase.SHARES,

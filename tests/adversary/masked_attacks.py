@@ -14,6 +14,7 @@ from crypto.pairwise.masks import add_streams, self_key
 from crypto.pairwise.shares import ReleasedShare, ShareKind, make_shares, open_share
 from protoseal_wire.messages import ActiveList, Phase, SurvivorSignature
 from tests.adversary.attack import (
+    ATTEMPT_OPEN,
     JOURNAL_LOOKUP,
     JOURNAL_ONCE,
     ORDER,
@@ -301,6 +302,8 @@ def share_of_another_attempt(play: ScriptedSums) -> None:
 
 
 _MASKED = "secure_client.protocol.secure_aggregation.SecureAggregation."
+_NOT_UNMASKED = ORDER + "_check_presence: unmasked is not None and key.round <= unmasked.round"
+_SHARE_SIGNED = _MASKED + "_verify_sharers: verify_share(share, sender, binding, self._site)"
 _FORGET, _ENOUGH = _MASKED + "forget", _MASKED + "_check_enough"
 CHECK_KEYS = "secure_client.exchanges.groups.GroupMembers._check_keys"
 _TWICE = "again with different content"
@@ -319,11 +322,11 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         (JOURNAL_LOOKUP, JOURNAL_ONCE, _FORGET), A, Phase.SURVIVORS, _TWICE, shares_opened_twice
     ),
     "attempts a round again after its sum": MaskedAttack(
-        (ORDER + "_check_not_unmasked",), A, Phase.PRESENCE, "shares of round 1 were released",
+        (_NOT_UNMASKED,), A, Phase.PRESENCE, "shares of round 1 were released",
         attempt_after_unmasking,
     ),
     "carries on two attempts": MaskedAttack(
-        (ORDER + "_check_attempt_open", _FORGET), A, Phase.SURVIVORS, "attempt 1 is not the current attempt",
+        (ATTEMPT_OPEN, _FORGET), A, Phase.SURVIVORS, "attempt 1 is not the current attempt",
         two_open_attempts,
     ),
     "sums up those whom it did not ask to unmask": MaskedAttack(
@@ -349,7 +352,7 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         single_holder, _PAIRS, {B: C},
     ),
     "asks for shares under another set": MaskedAttack(
-        (_MASKED + "_check_same_set", SIGNATURES_ENOUGH), A, Phase.UNMASK,
+        (_MASKED + "unmask: signed.sites != survivors", SIGNATURES_ENOUGH), A, Phase.UNMASK,
         "another survivor set than this site signed", unsigned_set,
     ),
     "asks for shares under few signatures": MaskedAttack(
@@ -366,10 +369,10 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         (PRESENCE_FIELDS,), A, Phase.SHARES, SIGNED, keys_of_an_earlier_round
     ),
     "makes shares in others' names": MaskedAttack(
-        (_MASKED + "_check_share",), A, Phase.VALUES, _SHARE, share_of_its_own_making
+        (_SHARE_SIGNED,), A, Phase.VALUES, _SHARE, share_of_its_own_making
     ),
     "hands on shares of another attempt": MaskedAttack(
-        (_MASKED + "_check_share",), A, Phase.VALUES, _SHARE, share_of_another_attempt
+        (_SHARE_SIGNED,), A, Phase.VALUES, _SHARE, share_of_another_attempt
     ),
 }  # fmt: skip
 """Attacks by what the coordinator does."""
@@ -439,7 +442,7 @@ def other_sharers_to_one_site(play: ScriptedSums) -> None:
 
 SPARSE_ATTACKS: dict[str, MaskedAttack] = {
     "opens an attempt by those that the next one leaves out": MaskedAttack(
-        (_MASKED + "_check_signed_none",), TEN[3], Phase.PRESENCE, "survivors of attempt 1 were signed",
+        (_MASKED + "fresh_keys: received.sharers",), TEN[3], Phase.PRESENCE, "survivors of attempt 1 were signed",
         attempt_without_those_that_can_open_the_last, _SPARSE, _LIKE_TEN,
     ),
     "tells one site of other sharers": MaskedAttack(

@@ -16,6 +16,7 @@ from protoseal_wire import codec
 from protoseal_wire.class_presence import verify_presence
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement, RoundStart
 from tests.adversary.attack import (
+    ATTEMPT_OPEN,
     COHORT_INDEX,
     JOURNAL_LOOKUP,
     JOURNAL_ONCE,
@@ -256,8 +257,15 @@ _READ = "crypto.ckks.serialization.read_ciphertext: "
 _SCALE = _READ + "ciphertext.scale != form.scale"
 _ANY_FORM = (_READ + "list(ciphertext.parms_id()) != level_id(form.level)", _SCALE)
 """Checks that refuse another level, which has another scale too."""
-_FRESH, _ONE_RESULT = ORDER + "_check_fresh", ORDER + "_check_one_result_each_round"
-_OPEN = ORDER + "_check_attempt_open"
+_FRESH = (
+    ORDER + "_check_presence: last is not None and (key.round, key.attempt) <= (last.round, last.attempt)"
+)
+_ONE_RESULT = ORDER + "_check_presence: result is not None and key.round <= result.round"
+_AGREED_ROUND = (
+    ORDER + "_check_presence: not first_round(self._agreement) <= key.round <= self._agreement.rounds"
+)
+_OWN_PRESENCE = PARTICIPANTS + "verify_list: self._journal.stored_answer(begun) not in statements"
+_ENOUGH_SITES = PARTICIPANTS + "verify_list: len(active.statements) < least"
 
 ROUND_ATTACKS: dict[str, Attack] = {
     "claims a holder that did not sign": Attack(
@@ -268,14 +276,14 @@ ROUND_ATTACKS: dict[str, Attack] = {
     ),
     "replays presence of another round": Attack((PRESENCE_FIELDS,), A, Phase.VALUES, _SIGNED, replayed_round),
     "leaves the site out": Attack(
-        (PARTICIPANTS + "_check_own_presence", COHORT_INDEX), A, Phase.VALUES, "its|own presence", left_out
+        (_OWN_PRESENCE, COHORT_INDEX), A, Phase.VALUES, "its|own presence", left_out
     ),
     "lists a participant twice": Attack(
         (_NAMES, "crypto.protection.Cohort.__post_init__"),
         A, Phase.VALUES, _LIST + "the active list names a site twice", repeated_participant,
     ),
     "asks among too few": Attack(
-        (PARTICIPANTS + "_check_enough_sites",), A, Phase.VALUES, "among 3 sites, fewer than the required 4", too_few
+        (_ENOUGH_SITES,), A, Phase.VALUES, "among 3 sites, fewer than the required 4", too_few
     ),
     "asks for values twice": Attack(
         (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.VALUES, _TWICE, two_lists
@@ -293,13 +301,13 @@ ROUND_ATTACKS: dict[str, Attack] = {
         (_ONE_RESULT,), A, Phase.PRESENCE, "round 1 has had its result", attempt_after_result
     ),
     "goes back to an earlier round": Attack(
-        (_FRESH, _ONE_RESULT, _OPEN), A, Phase.PRESENCE, "is not after 2, 1", earlier_round
+        (_FRESH, _ONE_RESULT, ATTEMPT_OPEN), A, Phase.PRESENCE, "is not after 2, 1", earlier_round
     ),
     "carries on two attempts": Attack(
-        (_OPEN,), A, Phase.VALUES, "attempt 1 is not the current attempt", two_open_attempts
+        (ATTEMPT_OPEN,), A, Phase.VALUES, "attempt 1 is not the current attempt", two_open_attempts
     ),
     "asks for more rounds": Attack(
-        (ORDER + "_check_agreed_round",), A, Phase.PRESENCE, "is not one of the agreed 2", more_rounds
+        (_AGREED_ROUND,), A, Phase.PRESENCE, "is not one of the agreed 2", more_rounds
     ),
     "asks for another run": Attack(
         (ORDER + "check_run",), A, Phase.PRESENCE, "asked for run run-2", another_run

@@ -211,7 +211,10 @@ _CKKS = (Protection.CKKS, Weighting.COMPLEMENT)
 _REFUSED = "the roster that the coordinator sent is refused: "
 _UNSEALED = "the group secret that the coordinator delivered is refused: "
 _TWICE = "requested ROSTER of round 0, attempt 1 again with different content"
-_ORDER, _BEGUN = ORDER + "_check_set_up_attempt", ORDER + "_check_no_round_begun"
+_ORDER, _BEGUN = (
+    ORDER + "_check_set_up: key.attempt <= begun if key.phase is Phase.ROSTER else key.attempt != begun",
+    ORDER + "_check_set_up: self._journal.latest(Phase.PRESENCE) is not None",
+)
 
 _IDENTIFY = "crypto.pki.trust.TrustAnchor.identify: "
 _USAGE = "list(extension(loaded, x509.ExtendedKeyUsage)) != [EXTENDED_USAGE[role]]"

@@ -144,4 +144,4 @@ def test_checks_report_names_that_do_not_exist() -> None:
     assert missing_attacks(DOCUMENT.replace("`opens shares twice`", "`opens shares thrice`")) == [
         "opens shares thrice"
     ]
-    assert sections(DOCUMENT.replace("Order._check_fresh", "Order._check_old")) != sections(DOCUMENT)
+    assert sections(DOCUMENT.replace("Order._check_presence", "Order._check_old")) != sections(DOCUMENT)

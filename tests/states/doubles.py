@@ -195,7 +195,7 @@ def _opens_too_few() -> Iterator[None]:
 
 def _refuses_a_second_attempt() -> AbstractContextManager[object]:
     """A site takes no part in another attempt of a round."""
-    check = PhaseOrder._check_fresh
+    check = PhaseOrder._check_presence
 
     def wrong(self: PhaseOrder, key: PhaseKey) -> None:
         check(self, key)
@@ -203,7 +203,7 @@ def _refuses_a_second_attempt() -> AbstractContextManager[object]:
         if last is not None and key.round == last.round:
             raise Violation(f"round {key.round} was begun before")
 
-    return patch.object(PhaseOrder, "_check_fresh", wrong)
+    return patch.object(PhaseOrder, "_check_presence", wrong)
 
 
 def _forgets_late_sites() -> AbstractContextManager[object]:
