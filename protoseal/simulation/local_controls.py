@@ -120,9 +120,9 @@ class LocalControl:
         learner.train_round(number)
         seconds = {"train": time.perf_counter() - start, "protect": 0.0}
         if self._control is Method.SELF:
-            learner.take_targets(number, *learner.values.latest())
-        tested = learner.evaluate() if self._pool.tests_in(number) else None
-        shortened = learner.values.shortened if self._control is Method.SELF else None
+            learner.received.take_targets(number, *learner.values.latest())
+        tested = learner.predictor.evaluate() if self._pool.tests_in(number) else None
+        shortened = learner.values.require_last().shortened_share if self._control is Method.SELF else None
         how = self._agreement.inference
         figures = site_round(number, 1, 1, (), tested, seconds, inference=how, shortened=shortened)
         self._pool.record_round(name, figures)

@@ -161,10 +161,10 @@ class SitePool:
         # Each site's time is an equal share of the common training's time.
         seconds["train"] = seconds.get("train", 0.0) + self._shares.get(figures.round, 0.0)
         update: dict[str, Any] = {"seconds": seconds}
-        update |= loss_figures(learner.losses, learner.values.label_entropy)
+        update |= loss_figures(learner.values.require_last().losses, learner.values.label_entropy)
         validation = self._data[name].validation
         if self._testing.patience is not None and validation is not None:
-            validated = learner.evaluate_on(validation)
+            validated = learner.predictor.evaluate_on(validation)
             update["accuracy_validation"] = validated.accuracy_by(self._agreement.inference)
         return self._store(name, figures.model_copy(update=update))
 
@@ -268,10 +268,10 @@ class SitePool:
     def _final_figures(self, learner: CheckpointedLearner, figures: SiteRound) -> SiteRound:
         update: dict[str, Any] = {}
         if self._testing.patience is not None or self._testing.per_class:
-            tested = learner.evaluate()
+            tested = learner.predictor.evaluate()
             update = {} if tested is None else self._test_figures(figures, tested)
         if self._testing.overall is not None:
-            tested = learner.evaluate_on(self._testing.overall)
+            tested = learner.predictor.evaluate_on(self._testing.overall)
             update |= {"accuracy_global": tested.accuracy_by(self._agreement.inference)}
             update |= {"pm_v_global": tested.pm_v, "pm_l_global": tested.pm_l}
         return figures.model_copy(update=update)
