@@ -49,7 +49,7 @@ from crypto.pairwise.member_signatures import (
     verify_signed_survivors,
 )
 from crypto.pairwise.neighbour_graph import Graph
-from crypto.pairwise.shares import SealedShare, make_shares, open_share, release, verify_share
+from crypto.pairwise.shares import make_shares, open_share, release, verify_share
 from crypto.protection import Cohort, ProtectedPayload
 from protoseal_wire import codec
 from protoseal_wire.messages import (
