@@ -163,8 +163,8 @@ def wait_less() -> None:
         pass
 
     os.fsync = fsync
-    retry, transport = map(importlib.import_module, ("secure_client.retry", "secure_client.transport"))
-    retry.__dict__.update(_FIRST_PAUSE=0.05, _LONGEST_PAUSE=0.2)
+    transport = importlib.import_module("secure_client.transport")
+    transport.__dict__.update(_FIRST_PAUSE=0.05, _LONGEST_PAUSE=0.2)
     short = {"grpc.initial_reconnect_backoff_ms": 50, "grpc.max_reconnect_backoff_ms": 200}
     transport.__dict__["_OPTIONS"] = tuple(
         (name, short.get(name, value)) for name, value in transport._OPTIONS
