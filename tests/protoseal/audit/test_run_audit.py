@@ -14,16 +14,18 @@ import pytest
 from agreement import Agreement, DpSgdSection, Extractor, Method, PrivacySection, Protection
 from agreement.sections.privacy import Noise
 from privacy.accounting.events import Unit
+from privacy.ledger.lines import Entry
 from protoseal.audit.canary_audit import AuditVerdict
 from protoseal.audit.release_checks import CLIPPING, DEPENDENT, REPEATED, SHARED
 from protoseal.audit.run_audit import CENTRES, MODELS, audit_run
 from protoseal.audit.run_checks import NOISE, PAID, SENT, CheckOutcome, RunAudit
-from protoseal.audit.sent_checks import check_paid
+from protoseal.audit.sent_checks import check_paid, check_sent
 from protoseal.audit.site_evidence import SiteEvidence, collect_evidence
 from protoseal.audit.training_checks import SUCCESSION
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire.messages import Phase
 from secure_client.data import SiteData
+from secure_client.privacy.kept_releases import Sent
 from tests.conformance.federations import data_for, private_agreement
 from tests.support.marks import full_but
 from tests.support.served import protections_for
@@ -132,33 +134,74 @@ def test_check_sent_site_without_release_may_send_no_rows(tmp_path: Path) -> Non
         assert weaknesses(audit) == {SENT}
 
 
-def test_audit_run_partial_record_does_not_stand(tmp_path: Path) -> None:
-    agreement = kept_agreement(Method.PFPL, Protection.PLAIN)
-    kept = kept_run(agreement, tmp_path)
-    first = min(kept)
-    evidence = kept[first]
-    statements = [answer for answer in evidence.answers if answer.phase is Phase.PRESENCE]
-    silent, rows = (
-        next(
-            answer
-            for answer in evidence.answers
-            if answer.phase is Phase.VALUES and bool(answer.arrays[0].any()) is sends
-        )
-        for sends in (False, True)
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SiteEvidence]:
+    """Return what the sites of one true run kept."""
+    return kept_run(kept_agreement(Method.PFPL, Protection.PLAIN), tmp_path_factory.mktemp("run"))
+
+
+def values_of(evidence: SiteEvidence, *, sends_rows: bool) -> Sent:
+    """Return a site's values of a round with rows, or of one without."""
+    return next(
+        answer
+        for answer in evidence.answers
+        if answer.phase is Phase.VALUES and bool(answer.arrays[0].any()) is sends_rows
     )
-    late = [
-        answer if answer is not silent else replace(silent, arrays=rows.arrays) for answer in evidence.answers
-    ]
+
+
+def with_answer(evidence: SiteEvidence, old: Sent, arrays: tuple[Any, ...]) -> SiteEvidence:
+    answers = [replace(old, arrays=arrays) if answer is old else answer for answer in evidence.answers]
+    return replace(evidence, answers=answers)
+
+
+def test_audit_run_partial_record_does_not_stand(recorded: dict[str, SiteEvidence]) -> None:
+    first = min(recorded)
+    evidence = recorded[first]
+    statements = [answer for answer in evidence.answers if answer.phase is Phase.PRESENCE]
+    silent, rows = (values_of(evidence, sends_rows=sends) for sends in (False, True))
     for changed, verdict in (
         (evidence, AuditVerdict.STANDS),
         (replace(evidence, answers=statements), AuditVerdict.TOO_WEAK),
         (replace(evidence, draws=evidence.draws[:1]), AuditVerdict.TOO_WEAK),
-        (replace(evidence, answers=late), AuditVerdict.REFUTED),
+        (with_answer(evidence, silent, rows.arrays), AuditVerdict.REFUTED),
     ):
-        assert audit_run(agreement.run, {**kept, first: changed}, LEVEL).verdict is verdict
+        audit = audit_run(evidence.agreement.run, {**recorded, first: changed}, LEVEL)
+        assert audit.verdict is verdict
+
+
+def test_check_sent_tiny_value_where_zero_is_due_is_refuted(recorded: dict[str, SiteEvidence]) -> None:
+    """A value within the tolerance of rounding would still tell the coordinator that a class is present."""
+    evidence = recorded[min(recorded)]
+    silent = values_of(evidence, sends_rows=False)
+    tiny = tuple(np.full_like(array, 1e-12) for array in silent.arrays)
+    outcomes = {check.outcome for check in check_sent(with_answer(evidence, silent, tiny))}
+    assert outcomes == {CheckOutcome.FOUND}
+
+
+def test_check_paid_draw_twice_under_one_entry_is_refuted(recorded: dict[str, SiteEvidence]) -> None:
+    evidence = recorded[min(recorded)]
     twice = replace(evidence, draws=[*evidence.draws, evidence.draws[0]])
-    reasons = [check.reason for check in check_paid(twice)]
-    assert any("twice under one entry" in reason for reason in reasons)
+    assert [check.outcome for check in check_paid(twice)] == [CheckOutcome.FOUND]
+
+
+def test_check_paid_cheaper_entry_without_draw_is_refuted(recorded: dict[str, SiteEvidence]) -> None:
+    """Without a kept draw, no ε is owed that the charged one could fall below."""
+    evidence = recorded[min(recorded)]
+    account = copy(evidence.account)
+    assert account is not None
+    account.lines = tuple(
+        replace(
+            line,
+            spending=replace(
+                line.spending,
+                event=replace(line.spending.event, noise_multiplier=2 * PRIVACY.noise_multiplier),
+            ),
+        )
+        for line in account.lines
+        if isinstance(line, Entry)
+    )
+    outcomes = [check.outcome for check in check_paid(replace(evidence, draws=(), account=account))]
+    assert outcomes == [CheckOutcome.FOUND]
 
 
 @pytest.mark.full
