@@ -255,7 +255,7 @@ class AttackGrid:
         setting, base = planned.setting, self._config
         if setting.epsilon is not None and self._curve is not None:
             kind = EXACT if math.isinf(setting.epsilon) else str(getattr(base.privacy, "noise", LOCAL))
-            base = self._curve.config_of(RequestedRun(setting.epsilon, kind, planned.seed))
+            base = self._curve.configure(RequestedRun(setting.epsilon, kind, planned.seed))
         changes = {"protection": setting.protection, "seeds": [planned.seed], "out": str(self._out)}
         return change_config(base, changes)
 

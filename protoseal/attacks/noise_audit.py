@@ -50,7 +50,7 @@ class NoiseAudit(Case):
         if not noise:
             return ()
         audit = audit_run(run.agreement.run, run.evidence, LEVEL)
-        weaknesses = float(len({check.weakness for _, check in audit.of(CheckOutcome.FOUND)}))
+        weaknesses = float(len({check.weakness for _, check in audit.checks_with(CheckOutcome.FOUND)}))
         high = _NO_POWER if audit.verdict is AuditVerdict.TOO_WEAK else weaknesses
         return (
             Measurement(

@@ -170,11 +170,17 @@ def accuracy_over_epsilon(evaluation: AccuracyReport) -> str:
         for index, noise in enumerate(noises):
             levels = [level for level in evaluation.levels if level.noise in (noise, EXACT)]
             for measure, (words, dashes) in LINES.items():
-                points = [(places[_epsilon(level)], level) for level in levels if measure in level.mean]
-                if points:
-                    label = words if noise == EXACT else f"{noise} noise, {words}"
-                    _draw_line(
-                        axes, measure, points, color=series_colour(index), linestyle=dashes, label=label
+                drawn = [level for level in levels if measure in level.mean]
+                if drawn:
+                    axes.errorbar(
+                        [places[_epsilon(level)] for level in drawn],
+                        [100 * level.mean[measure] for level in drawn],
+                        [100 * level.standard_deviation.get(measure, 0.0) for level in drawn],
+                        marker="o",
+                        capsize=3,
+                        color=series_colour(index),
+                        linestyle=dashes,
+                        label=words if noise == EXACT else f"{noise} noise, {words}",
                     )
         exact = "∞\n(features\ntrain)" if evaluation.freezes else "∞"
         axes.set_xticks(
@@ -198,12 +204,6 @@ def _place_epsilons(levels: Sequence[RunsAtEpsilon]) -> dict[float, float]:
     return {epsilon: epsilon if math.isfinite(epsilon) else infinity for epsilon in epsilons}
 
 
-def _draw_line(axes: Any, measure: str, points: Sequence[tuple[float, RunsAtEpsilon]], **style: Any) -> None:
-    heights = [100 * level.mean[measure] for _, level in points]
-    spreads = [100 * level.standard_deviation.get(measure, 0.0) for _, level in points]
-    axes.errorbar([place for place, _ in points], heights, spreads, marker="o", capsize=3, **style)
-
-
 FREEZING = (
     "The runs at ∞ have no [privacy] section, so their features train, while all other runs keep the features "
     "frozen and predict by prototype: a loss is the joint cost of noise, clipping and freezing. Runs at ε = 100 "
@@ -215,6 +215,12 @@ FREEZING = (
 
 def write_accuracy_page(folder: Path, evaluation: AccuracyReport) -> Path:
     """Write the page and return its path. The page loads nothing from elsewhere."""
+    # The settings of runs at ∞ that differ from the others', apart from [privacy].
+    differences = {
+        key: value
+        for key, value in (evaluation.config_at_inf or {}).items()
+        if key != "privacy" and value != evaluation.config.get(key)
+    }
     return write_page(
         folder / PAGE,
         PAGE,
@@ -226,7 +232,7 @@ def write_accuracy_page(folder: Path, evaluation: AccuracyReport) -> Path:
         freezing=FREEZING,
         no_prototype=NO_PROTOTYPE,
         config=json_text(evaluation.config),
-        at_inf=json_text(otherwise) if (otherwise := _differences_at_inf(evaluation)) else None,
+        at_inf=json_text(differences) if differences else None,
     )
 
 
@@ -248,22 +254,10 @@ def number_text(number: float | None) -> str:
     return "-" if number is None else f"{number:.4g}"
 
 
-def _seeds_text(level: RunsAtEpsilon) -> str:
-    return ", ".join(map(str, level.seeds))
-
-
-def _differences_at_inf(evaluation: AccuracyReport) -> dict[str, Any]:
-    """Return the settings of runs at ∞ that differ from the others', apart from ``[privacy]``."""
-    exact = evaluation.config_at_inf or {}
-    return {
-        key: value for key, value in exact.items() if key != "privacy" and value != evaluation.config.get(key)
-    }
-
-
 _FILTERS: Filters = {
     "percent": percent,
     "paired": paired_text,
     "number": number_text,
     "epsilon": epsilon_text,
-    "seeds": _seeds_text,
+    "seeds": lambda level: ", ".join(map(str, level.seeds)),
 }

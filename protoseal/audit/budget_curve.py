@@ -155,7 +155,7 @@ class BudgetCurve:
         ``watch`` makes the watcher of a missing run. Raises the errors of
         :func:`protoseal.simulation.experiment.simulate`; ``UserError`` before anything runs.
         """
-        configs = [self.config_of(request) for request in requests]  # all noise is found before any run
+        configs = [self.configure(request) for request in requests]  # all noise is found before any run
         runs: list[RunAt] = []
         for request, config in zip(requests, configs, strict=True):
             runs.append(self._record(request, _read_or_simulate(config, watch)))
@@ -163,7 +163,7 @@ class BudgetCurve:
             write_evaluation(self._out, evaluation)
             yield evaluation
 
-    def _noise_of(self, request: RequestedRun) -> ScaledNoise | None:
+    def _fit_request(self, request: RequestedRun) -> ScaledNoise | None:
         """Return the noise of a run, computed once for each ε and kind of noise: it does not depend on the seed."""
         if math.isinf(request.epsilon):
             return None
@@ -185,9 +185,9 @@ class BudgetCurve:
         table = self._agreed.model_dump(mode="json") | {"noise": kind}
         return validate(PrivacySection, table, source="evaluate: [privacy]", directory=Path())
 
-    def config_of(self, request: RequestedRun) -> SimulationConfig:
+    def configure(self, request: RequestedRun) -> SimulationConfig:
         """Return the configuration of a requested run, with the noise that its ε needs; raise ``UserError``."""
-        noise = self._noise_of(request)
+        noise = self._fit_request(request)
         changes: dict[str, Any] = {"seeds": [request.seed], "out": str(self._out / request.folder)}
         if noise is None:
             return self._without_privacy(changes)
@@ -197,7 +197,7 @@ class BudgetCurve:
         return change_config(self._exact or self._config, _NOISELESS | changes)
 
     def _record(self, request: RequestedRun, result: RunResult) -> RunAt:
-        noise = self._noise_of(request)
+        noise = self._fit_request(request)
         training = None if noise is None else noise.privacy.dp_sgd
         return RunAt(
             epsilon=None if noise is None else request.epsilon,
@@ -217,6 +217,7 @@ class BudgetCurve:
 
     def _evaluate(self, runs: Sequence[RunAt], *, complete: bool) -> AccuracyReport:
         config = self._config
+        exact = _settings(self._without_privacy({}))
         return AccuracyReport(
             method=config.method.value,
             protection=config.protection.value,
@@ -224,16 +225,11 @@ class BudgetCurve:
             delta=SIMULATED_DELTA,
             unit=self._agreed.unit.value,
             config=_settings(config),
-            config_at_inf=self._settings_at_inf(),
+            config_at_inf=None if exact == _settings(config) | _NOISELESS else exact,
             runs=tuple(runs),
             levels=group_by_epsilon(config.method.value, runs),
             complete=complete,
         )
-
-    def _settings_at_inf(self) -> dict[str, Any] | None:
-        """Return the settings of runs at ∞; None if they differ by the lack of ``[privacy]`` alone."""
-        exact, config = (_settings(run) for run in (self._without_privacy({}), self._config))
-        return None if exact == config | _NOISELESS else exact
 
 
 def change_config(config: SimulationConfig, changes: dict[str, Any]) -> SimulationConfig:

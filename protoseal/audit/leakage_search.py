@@ -67,7 +67,10 @@ def likeness(
     so pass each of its parts among the messages too. ``seed`` makes the twins. Raises ``ValueError`` for a vector that
     is constant (it equals its twins), or not finite.
     """
-    _check_distinguishable(vectors)
+    if vectors.ndim != 2 or len(vectors) == 0 or not np.isfinite(vectors).all():
+        raise ValueError("vectors must be a matrix of finite numbers with at least one row")
+    if np.any(np.ptp(vectors, axis=1) == 0):
+        raise ValueError("a constant vector equals its twins; leave constant vectors out")
     generator = np.random.default_rng(seed)
     candidates = np.concatenate([vectors, *(generator.permuted(vectors, axis=1) for _ in range(_TWINS))])
     units = candidates / np.linalg.norm(candidates, axis=1, keepdims=True)
@@ -114,13 +117,6 @@ def best_cosines(values: Vectors, units: Vectors, least_spread: float) -> Vector
     return best.astype(np.float64)
 
 
-def _check_distinguishable(vectors: Vectors) -> None:
-    if vectors.ndim != 2 or len(vectors) == 0 or not np.isfinite(vectors).all():
-        raise ValueError("vectors must be a matrix of finite numbers with at least one row")
-    if np.any(np.ptp(vectors, axis=1) == 0):
-        raise ValueError("a constant vector equals its twins; leave constant vectors out")
-
-
 def _spread(total: Vectors, largest: Vectors) -> Vectors:
     """Return the spread of a window, its sum over its maximum, 1 to d; 0 for a window of zeros."""
     return np.divide(total, largest, out=np.zeros_like(total), where=largest > 0)
@@ -157,15 +153,12 @@ def _sources(messages: Iterable[bytes], series: Iterable[Sequence[bytes]]) -> It
 
 def _read_combined(parts: Sequence[bytes]) -> Iterator[Vectors]:
     length = min(map(len, parts), default=0)  # compressed parts differ a little in length
-    for same in zip(*(_read(part[:length]) for part in parts), strict=True):
-        yield from _combinations(same)
-
-
-def _combinations(rounds: Sequence[Vectors]) -> Iterator[Vectors]:
-    for first, second in pairwise(rounds):
-        yield first - second
-    if len(rounds) > 1:
-        yield np.mean(rounds, axis=0)
+    for rounds in zip(*(_read(part[:length]) for part in parts), strict=True):
+        # A constant offset or mask cancels in a difference of two rounds, and fresh noise is averaged out in a mean.
+        for first, second in pairwise(rounds):
+            yield first - second
+        if len(rounds) > 1:
+            yield np.mean(rounds, axis=0)
 
 
 def _read(message: bytes) -> Iterator[Vectors]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
 from protoseal.audit.exact_sums import Float, added_parts
-from protoseal.audit.run_checks import NOISE, POWER, Check, CheckOutcome, leave_open, refute, uphold
+from protoseal.audit.run_checks import NOISE, POWER, Check, CheckOutcome, judge, leave_open
 from protoseal.audit.site_evidence import SiteEvidence
 from protoseal.audit.statistical_tests import (
     alike_p,
@@ -27,6 +27,7 @@ from protoseal.audit.statistical_tests import (
     fourth_p,
     largest_cosine,
     least_factor_refuted,
+    least_p,
     normal_p,
     products_p,
     ratio_p,
@@ -56,16 +57,16 @@ _FARTHEST = 5.0
 def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
     """Check the noise of one site's draws; each test has a false alarm with the probability ``level``."""
     if not evidence.draws:
-        kept = "no release was kept: set keep_releases in the site's file, or simulate with --keep-releases"
+        reason = "no release was kept: set keep_releases in the site's file, or simulate with --keep-releases"
         last = None if evidence.saved_noise is None else check_deviation([evidence.saved_noise], level)
         if evidence.agreement.distributed_noise:
             yield leave_open(NOISE, "sites share the noise of sums, and a site's term is not kept")
         elif last is None:
-            yield leave_open(NOISE, kept)
+            yield leave_open(NOISE, reason)
         elif last.outcome is CheckOutcome.FOUND:
             yield last
         else:
-            yield leave_open(NOISE, f"{kept}; of the prototypes that the site saved: {last.reason}")
+            yield leave_open(NOISE, f"{reason}; of the prototypes that the site saved: {last.reason}")
         return
     deviation = check_deviation(evidence.noise, level)
     if evidence.agreement.distributed_noise and deviation.outcome is CheckOutcome.STANDS:
@@ -75,7 +76,7 @@ def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
     yield check_counts(evidence.noise, level)
     yield check_shape(evidence.noise, level)
     yield check_dependence(evidence.noise, level)
-    yield from _check_clipping(evidence, level)
+    yield _check_clipping(evidence, level)
     yield _check_means(evidence, level)
     yield _check_single_record(evidence, level)
     yield check_repeats(REPEATED, [evidence.noise], level)
@@ -83,42 +84,44 @@ def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
 
 def check_deviation(parts: Sequence[Float], level: float) -> Check:
     """Test the mean square of the noise (M, d + 1) of draws: of all values, and of each class, coordinate and draw."""
-    values = np.concatenate([part.ravel() for part in parts])
+    values, rows = np.concatenate([part.ravel() for part in parts]), np.square(np.concatenate(parts))
     numbers, measured = len(values), float(np.sqrt(np.square(values).mean()))
     overall = _square_p(float(np.square(values).sum()), numbers)
-    groups = {"draw": [np.square(part).sum() for part in parts]}
-    sizes = {"draw": [part.size for part in parts]}
-    rows = np.concatenate(parts)
-    groups["class or cell of a draw"], sizes["class or cell of a draw"] = (
-        np.square(rows).sum(axis=1),
-        [rows.shape[1]],
-    )
-    groups["coordinate"], sizes["coordinate"] = np.square(rows).sum(axis=0), [rows.shape[0]]
+    # Sums of squares, each with the number of squares in it: a fault of one part is diluted in the mean of all.
+    sums = {
+        "draw": [(float(np.square(part).sum()), part.size) for part in parts],
+        "class or cell of a draw": [(float(total), rows.shape[1]) for total in rows.sum(axis=1)],
+        "coordinate": [(float(total), rows.shape[0]) for total in rows.sum(axis=0)],
+    }
     chances = {"": overall} | {
         f", and on one {name} it differs most": min(
-            _square_p(total, number) * len(groups[name])
-            for total, number in zip(groups[name], np.resize(sizes[name], len(groups[name])), strict=True)
+            _square_p(total, size) * len(totals) for total, size in totals
         )
-        for name in groups
+        for name, totals in sums.items()
     }
-    where, p = min(chances.items(), key=lambda item: item[1])
-    p = min(1.0, p * len(chances))
+    where, p = least_p(chances)
     observed = f"deviation {measured:.4g} of the claimed one over {numbers} values"
-    if p < level:
-        return refute(NOISE, observed + (where if overall * len(chances) >= level else ""), p)
-    level /= len(chances)
-    for part, factor in (("half", 1 / 2), ("two thirds", 2 / 3)):
-        if _missed(factor, numbers, level) > 1 - POWER:
-            return leave_open(NOISE, f"too few values: {part} of the noise might pass ({observed})", p)
-    least = least_factor_refuted(numbers, level / 2, POWER)
-    return uphold(NOISE, f"{observed}; {least:.2g} of it would have been found", p)
+    test_level = level / len(chances)
+    missed = [
+        f"too few values: {part} of the noise might pass ({observed})"
+        for part, factor in (("half", 1 / 2), ("two thirds", 2 / 3))
+        if _passing_chance(factor, numbers, test_level) > 1 - POWER
+    ]
+    return judge(
+        NOISE,
+        p,
+        level,
+        f"{observed}; {least_factor_refuted(numbers, test_level / 2, POWER):.2g} of it would have been found",
+        fault=observed + (where if overall * len(chances) >= level else ""),
+        unclear=missed[0] if missed else None,
+    )
 
 
 def _square_p(total: float, numbers: float) -> float:
     return square_tails(total, numbers).both
 
 
-def _missed(factor: float, numbers: int, level: float) -> float:
+def _passing_chance(factor: float, numbers: int, level: float) -> float:
     """Return the probability with which noise of ``factor`` times the claimed deviation passes."""
     law = stats.chi2(numbers)
     low, high = law.ppf(level / 2), law.isf(level / 2)
@@ -132,11 +135,9 @@ def check_counts(parts: Sequence[Float], level: float) -> Check:
     observed = (
         f"deviation {np.sqrt(np.square(counts).mean()):.3g} of the claimed one over {len(counts)} counts"
     )
-    if p < level:
-        return refute(COUNTS, observed, p)
-    if _missed(1 / 2, len(counts), level) > 1 - POWER:
-        return leave_open(COUNTS, f"too few counts: half of the noise might pass ({observed})", p)
-    return uphold(COUNTS, observed, p)
+    is_weak = _passing_chance(1 / 2, len(counts), level) > 1 - POWER
+    unclear = f"too few counts: half of the noise might pass ({observed})" if is_weak else None
+    return judge(COUNTS, p, level, observed, unclear=unclear)
 
 
 def check_shape(parts: Sequence[Float], level: float) -> Check:
@@ -155,23 +156,19 @@ def check_shape(parts: Sequence[Float], level: float) -> Check:
             sum(float(np.square(part.sum(axis=0)).sum()) / len(part) for part in parts),
             len(parts) * rows.shape[1],
         ),
-        "classes have equal noise": _alike_p(list(rows)),
+        "classes have equal noise": _equal_rows_p(list(rows)),
         "neighbouring values have noise in common": products_p(
             float((values[1:] * values[:-1]).sum()), len(values)
         ),
     }
-    reason, p = min(tests.items(), key=lambda item: item[1])
-    p = min(1.0, p * len(tests))
-    if p < level:
-        return refute(SHAPE, reason, p)
-    missed = shapes_missed(len(values), level / len(tests), POWER)
-    if missed:
-        words = f"{len(values)} values are too few to tell {' or '.join(missed)} noise from normal noise"
-        return leave_open(SHAPE, words, p)
-    return uphold(SHAPE, f"mean {values.mean():.2g} over {len(values)} values", p)
+    fault, p = least_p(tests)
+    observed, unclear = f"mean {values.mean():.2g} over {len(values)} values", None
+    if missed := shapes_missed(len(values), level / len(tests), POWER):
+        unclear = f"{len(values)} values are too few to tell {' or '.join(missed)} noise from normal noise"
+    return judge(SHAPE, p, level, observed, fault=fault, unclear=unclear)
 
 
-def _alike_p(vectors: Sequence[Float]) -> float:
+def _equal_rows_p(vectors: Sequence[Float]) -> float:
     """Return a bound on the probability that one of all pairs of independent vectors has a cosine so near to ±1."""
     rows = np.stack(vectors)
     return alike_p(largest_cosine(rows), math.comb(len(rows), 2), rows.shape[1]) if len(rows) > 1 else 1.0
@@ -186,14 +183,11 @@ def check_dependence(parts: Sequence[Float], level: float) -> Check:
     groups = [rows, *(part[:, :-1] for part in parts)] if len(parts) > 1 else [rows]
     p = min(1.0, len(groups) * min(dependence_p(group) for group in groups))
     number, dim = rows.shape
-    if p < level:
-        return refute(
-            DEPENDENT, f"the noise of {number} classes of draws in {dim} coordinates is dependent", p
-        )
-    if number <= dim // 2 + 1:
-        words = f"{number} rows in {dim} coordinates do not show noise in half of the dimensions"
-        return leave_open(DEPENDENT, f"{words}; no row is a combination of others", p)
-    return uphold(DEPENDENT, f"{number} rows in {dim} coordinates", p)
+    observed, unclear = f"{number} rows in {dim} coordinates", None
+    if number <= dim // 2 + 1:  # so few rows of noise in half of the dimensions are independent too
+        unclear = f"{observed} do not show noise in half of the dimensions; no row is a combination of others"
+    fault = f"the noise of {number} classes of draws in {dim} coordinates is dependent"
+    return judge(DEPENDENT, p, level, observed, fault=fault, unclear=unclear)
 
 
 def check_repeats(weakness: str, sites: Sequence[Sequence[Float]], level: float) -> Check:
@@ -204,34 +198,32 @@ def check_repeats(weakness: str, sites: Sequence[Sequence[Float]], level: float)
     values, length = np.concatenate(draws), min(len(draw) for draw in draws)
     pairs = math.comb(len(draws), 2)
     tests = {
-        "two draws have equal or opposite noise, or a part of it": _alike_p(
+        "two draws have equal or opposite noise, or a part of it": _equal_rows_p(
             [draw[:length] for draw in draws]
         ),
         "more magnitudes are equal than by chance, in whatever order": copies_p(values),
         "noise follows other noise at a distance, or in reverse": shifts_p(values),
     }
-    reason, p = min(tests.items(), key=lambda item: item[1])
-    p = min(1.0, p * len(tests))
-    if p < level:
-        return refute(weakness, reason, p)
-    observed = f"{len(values)} values"
+    fault, p = least_p(tests)
+    observed, unclear = f"{len(values)} values", None
     if pairs:
         chance = level / len(tests) / pairs
+        # The squared cosine of two independent directions in n dimensions has the law Beta(1/2, (n − 1)/2).
         least = math.sqrt(float(stats.beta.isf(chance, 0.5, (length - 1) / 2)))
-        if least > _ALIKE:
-            return leave_open(weakness, f"too few values ({length}) to tell draws apart", p)
         observed += f" of {len(draws)} draws; a correlation of {least:.2g} would have been found"
-    return uphold(weakness, observed, p)
+        unclear = f"too few values ({length}) to tell draws apart" if least > _ALIKE else None
+    return judge(weakness, p, level, observed, fault=fault, unclear=unclear)
 
 
-def _check_clipping(evidence: SiteEvidence, level: float) -> Iterator[Check]:
+def _check_clipping(evidence: SiteEvidence, level: float) -> Check:
     """Test whether the noise is explained by sums that were not clipped, or not unit by unit."""
     differences: Mapping[str, list[NDArray[np.float64]]] = {
         "records are not clipped": [exact.unclipped - exact.sums for exact in evidence.exact],
         "units are not bounded as a whole": [exact.one_by_one - exact.sums for exact in evidence.exact],
         "the sums are scaled": [exact.sums for exact in evidence.exact],
     }
-    chances, silent = {}, []
+    chances, silent = dict.fromkeys(differences, 1.0), []
+    # Under the claim the noise is independent of the records: its part along a difference of sums is normal.
     for reason, parts in differences.items():
         direction = np.concatenate([part.ravel() for part in parts]) / evidence.claim.deviation
         length = float(np.linalg.norm(direction))
@@ -240,20 +232,21 @@ def _check_clipping(evidence: SiteEvidence, level: float) -> Iterator[Check]:
             chances[reason] = normal_p(float(noise @ direction), length)
         if length < _FARTHEST + float(stats.norm.isf(level / 2)):
             silent.append(reason)
-    reason, p = min(chances.items(), key=lambda item: item[1], default=("", 1.0))
-    p = min(1.0, p * len(differences))
-    if p < level:
-        yield refute(CLIPPING, reason, p)
-        return
+    fault, p = least_p(chances)
     unit = evidence.agreement.privacy.unit if evidence.agreement.privacy else "record"
-    if "records are not clipped" in silent and (
+    is_silent = "records are not clipped" in silent and (
         unit == "record" or "units are not bounded as a whole" in silent
-    ):
-        yield leave_open(
-            CLIPPING, "hardly a record is longer than the clip, so that a missing clip would not show", p
-        )
-    else:
-        yield uphold(CLIPPING, "the noise does not follow what clipping removes", p)
+    )
+    return judge(
+        CLIPPING,
+        p,
+        level,
+        "the noise does not follow what clipping removes",
+        fault=fault,
+        unclear="hardly a record is longer than the clip, so that a missing clip would not show"
+        if is_silent
+        else None,
+    )
 
 
 def _check_means(evidence: SiteEvidence, level: float) -> Check:
@@ -262,13 +255,17 @@ def _check_means(evidence: SiteEvidence, level: float) -> Check:
     noise = np.concatenate([noise[:, :-1].ravel() for noise in evidence.noise])
     length = float(np.linalg.norm(direction)) / evidence.claim.deviation
     p = 1.0 if length == 0 else normal_p(float(noise @ direction) / evidence.claim.deviation, length)
-    if p < level:
-        return refute(MEANS, "the noise follows the difference of clipped means", p)
-    if length < _FARTHEST + float(stats.norm.isf(level / 2)):
-        return leave_open(
-            MEANS, f"the difference is {length:.2g} deviations of the noise, too few to show", p
-        )
-    return uphold(MEANS, "the noise does not follow the difference of clipped means", p)
+    is_short = length < _FARTHEST + float(stats.norm.isf(level / 2))
+    return judge(
+        MEANS,
+        p,
+        level,
+        "the noise does not follow the difference of clipped means",
+        fault="the noise follows the difference of clipped means",
+        unclear=f"the difference is {length:.2g} deviations of the noise, too few to show"
+        if is_short
+        else None,
+    )
 
 
 def _check_single_record(evidence: SiteEvidence, level: float) -> Check:
@@ -285,16 +282,21 @@ def _check_single_record(evidence: SiteEvidence, level: float) -> Check:
     if len({dot.shape for dot in dots}) > 1:
         return leave_open(SINGLE, "the number of records changed between releases")
     lengths = np.sqrt(np.sum(squares, axis=0))
-    clear = lengths > 1e-6
+    clear = lengths > 1e-6  # a record within the clip has no difference, whose direction would be rounding
     tried = max(1, int(clear.sum()))
     largest = float(np.max(np.abs(np.sum(dots, axis=0))[clear] / lengths[clear], initial=0.0))
     p = min(1.0, tried * normal_p(largest, 1.0))
-    if p < level:
-        return refute(SINGLE, "the noise follows one record more than chance allows", p)
     reach = float(stats.norm.isf(level / tried / 2)) + float(stats.norm.ppf(POWER))
     counted_twice, not_clipped = (lengths > reach).sum(axis=1)
     total = lengths.shape[1]
-    if counted_twice == total:
-        return uphold(SINGLE, f"none of {total} records", p)
-    words = f"counted twice, {counted_twice} of {total} records would show; not clipped, {not_clipped} would"
-    return leave_open(SINGLE, words, p)
+    unclear = (
+        f"counted twice, {counted_twice} of {total} records would show; not clipped, {not_clipped} would"
+    )
+    return judge(
+        SINGLE,
+        p,
+        level,
+        f"none of {total} records",
+        fault="the noise follows one record more than chance allows",
+        unclear=None if counted_twice == total else unclear,
+    )

@@ -55,6 +55,27 @@ def leave_open(weakness: str, reason: str, p_value: float | None = None) -> Chec
     return Check(weakness, CheckOutcome.NOT_COVERED, reason, p_value)
 
 
+def judge(
+    weakness: str,
+    p_value: float,
+    level: float,
+    observed: str,
+    *,
+    fault: str | None = None,
+    unclear: str | None = None,
+) -> Check:
+    """Return the check of a statistical test: a p-value below ``level`` refutes the claim, for the reason ``fault``.
+
+    ``unclear`` says why the test would have missed the weakness, and None that it would have found it. ``observed`` is
+    the reason otherwise.
+    """
+    if p_value < level:
+        return refute(weakness, observed if fault is None else fault, p_value)
+    if unclear is not None:
+        return leave_open(weakness, unclear, p_value)
+    return uphold(weakness, observed, p_value)
+
+
 @dataclass(frozen=True)
 class RunAudit:
     """All checks of a run by site, :data:`ALL_SITES` among them.
@@ -66,22 +87,27 @@ class RunAudit:
     checks: Mapping[str, Sequence[Check]]
     essential: frozenset[str] = ESSENTIAL
 
-    def of(self, outcome: CheckOutcome) -> list[tuple[str, Check]]:
+    def checks_with(self, outcome: CheckOutcome) -> list[tuple[str, Check]]:
         """Return the checks with an outcome, each with its site."""
         return [
-            (site, check) for site, all_ in self.checks.items() for check in all_ if check.outcome is outcome
+            (site, check)
+            for site, checks in self.checks.items()
+            for check in checks
+            if check.outcome is outcome
         ]
 
     @property
     def verdict(self) -> AuditVerdict:
         """Verdict: refuted by any weakness; too weak to tell if the record does not cover an essential one."""
-        if self.of(CheckOutcome.FOUND):
+        if self.checks_with(CheckOutcome.FOUND):
             return AuditVerdict.REFUTED
         sites = [checks for site, checks in self.checks.items() if site != ALL_SITES]
-        covered = all(self.essential <= _weaknesses(checks, CheckOutcome.STANDS) for checks in sites)
-        open_ = any(self.essential & _weaknesses(checks, CheckOutcome.NOT_COVERED) for checks in sites)
-        return AuditVerdict.STANDS if sites and covered and not open_ else AuditVerdict.TOO_WEAK
-
-
-def _weaknesses(checks: Sequence[Check], outcome: CheckOutcome) -> set[str]:
-    return {check.weakness for check in checks if check.outcome is outcome}
+        for checks in sites:
+            stands, not_covered = (
+                {check.weakness for check in checks if check.outcome is outcome}
+                for outcome in (CheckOutcome.STANDS, CheckOutcome.NOT_COVERED)
+            )
+            # A weakness may stand by one check and be left open by another: then half of the record is missing.
+            if not self.essential <= stands - not_covered:
+                return AuditVerdict.TOO_WEAK
+        return AuditVerdict.STANDS if sites else AuditVerdict.TOO_WEAK

@@ -33,7 +33,7 @@ from secure_client.privacy.kept_releases import Drawn, Sent
 PRESENCE = "classes present by exact counts"
 """Weakness that shows only in a run whose noisy counts give other classes than exact ones."""
 _CLOSE = 1e-9
-_OF_CLUSTERS = 1e-6
+_CLOSE_SUMS = 1e-6
 """Tolerances, relative to the longest row, of rows and of sums of clusters' rows."""
 
 
@@ -103,8 +103,11 @@ def check_sent(evidence: SiteEvidence) -> Iterator[Check]:
             unclear.add(f"{answer.phase.name} of round {answer.round}: {error}")
     for reason in sorted(unclear):
         yield leave_open("values that were sent", reason)
+    # By the site's own statements and draws: rows of a round of which nothing was kept are not known.
+    rounds = {answer.round for answer in evidence.answers} | {draw.release.round for draw in evidence.draws}
+    rounds_with_rows = {number for number in rounds if evidence.agreement.sends_rows(number)}
     uncovered = sorted(
-        _rounds_with_rows(evidence) - {answer.round for answer in checked if answer.phase is Phase.VALUES}
+        rounds_with_rows - {answer.round for answer in checked if answer.phase is Phase.VALUES}
     )
     if uncovered:
         yield leave_open(SENT, f"no rows of round {uncovered[0]} were kept that follow from a draw")
@@ -112,12 +115,6 @@ def check_sent(evidence: SiteEvidence) -> Iterator[Check]:
         yield uphold(SENT, f"{len(checked)} answers follow from the noisy sums and counts")
         if not _exact_presence_would_differ(evidence):
             yield leave_open(PRESENCE, "exact counts would have given the classes that the noisy counts gave")
-
-
-def _rounds_with_rows(evidence: SiteEvidence) -> set[int]:
-    """Return the rounds in which the site sent rows, by its statements and its draws."""
-    rounds = {answer.round for answer in evidence.answers} | {draw.release.round for draw in evidence.draws}
-    return {number for number in rounds if evidence.agreement.sends_rows(number)}
 
 
 def _exact_presence_would_differ(evidence: SiteEvidence) -> bool:
@@ -138,8 +135,9 @@ def _compare_with_draws(evidence: SiteEvidence, answer: Sent) -> None:
     """
     if evidence.agreement.distributed_noise and answer.round:
         raise _Unclear("sites share the noise, and a site's term was not kept")
-    if not _is_of_release(evidence.agreement, answer):
-        _compare(evidence, answer, _no_prototypes(evidence.agreement))
+    if not _is_released(evidence.agreement, answer):
+        rows = np.zeros((0, evidence.agreement.dim))
+        _compare(evidence, answer, Prototypes(rows, np.zeros(0, dtype=np.int64), np.zeros(0)))
         return
     draws = [draw for draw in evidence.draws if draw.release.round == answer.released]
     if answer.released is None or not draws:
@@ -162,13 +160,9 @@ def _compare_with_draws(evidence: SiteEvidence, answer: Sent) -> None:
         raise differences[-1]
 
 
-def _is_of_release(agreement: Agreement, answer: Sent) -> bool:
+def _is_released(agreement: Agreement, answer: Sent) -> bool:
     """Return False for values of a site without a release: by its state they are of a round that has none."""
     return answer.released is None or agreement.sends_rows(answer.released)
-
-
-def _no_prototypes(agreement: Agreement) -> Prototypes:
-    return Prototypes(np.zeros((0, agreement.dim)), np.zeros(0, dtype=np.int64), np.zeros(0))
 
 
 def _compare(evidence: SiteEvidence, answer: Sent, prototypes: Prototypes) -> None:
@@ -185,12 +179,18 @@ def _compare(evidence: SiteEvidence, answer: Sent, prototypes: Prototypes) -> No
         return
     prototypes = _select_asked(agreement, answer, prototypes)
     if answer.phase is Phase.DIRECTIONS:
-        _compare_local(prototypes, _floats(arrays[0]), _ints(arrays[1]), None, directions=True)
+        labels = np.asarray(arrays[1], dtype=np.int64)
+        _compare_local(prototypes, _floats(arrays[0]), labels, None, directions=True)
     elif agreement.clusters:
         _compare_clusters(agreement, prototypes, total, [_floats(array) for array in arrays])
     else:
         values = _floats(arrays[0])
-        _compare_rows(prototypes, _class_rows(agreement, answer.round, values))
+        rows = _class_rows(agreement, answer.round, values)
+        expected = np.zeros_like(rows)
+        expected[prototypes.labels] = prototypes.rows
+        # A tiny number where zero is due passes as rounding, and still shows that a class is present.
+        if not _is_close(rows, expected, _CLOSE) or (rows.any(axis=1) != expected.any(axis=1)).any():
+            raise _Differs("a row is not the noisy sum divided by the noisy count, within its bound")
         if answer.round and evidence.averaged_start is not None:
             _, model = agreement.layout.split(values)
             if not _is_close(model, evidence.averaged_start, _CLOSE):
@@ -219,10 +219,6 @@ def _floats(array: NDArray[np.generic]) -> Float:
     return np.asarray(array, dtype=np.float64)
 
 
-def _ints(array: NDArray[np.generic]) -> Ints:
-    return np.asarray(array, dtype=np.int64)
-
-
 def _class_rows(agreement: Agreement, number: int, values: Float) -> Float:
     """Return the rows (K, d) of what a protection got, in units of a feature."""
     classes, dim = len(agreement.classes), agreement.dim
@@ -233,17 +229,9 @@ def _class_rows(agreement: Agreement, number: int, values: Float) -> Float:
     return values * agreement.norm_bound
 
 
-def _compare_rows(prototypes: Prototypes, rows: Float) -> None:
-    expected = np.zeros_like(rows)
-    expected[prototypes.labels] = prototypes.rows
-    if not _is_close(rows, expected, _CLOSE) or (rows.any(axis=1) != expected.any(axis=1)).any():
-        raise _Differs("a row is not the noisy sum divided by the noisy count, within its bound")
-
-
 def _compare_local(
     prototypes: Prototypes, rows: Float, labels: Ints, counts: Float | None, *, directions: bool = False
 ) -> None:
-    """Compare local prototypes, or their directions."""
     expected = prototypes.rows
     if not np.array_equal(labels, prototypes.labels):
         raise _Differs("the numbers of prototypes are not those of the noisy counts")
@@ -295,7 +283,7 @@ def _compare_cluster_sums(prototypes: Prototypes, sums: Float, counts: Float | N
         raise _Unclear("prototypes that depend on each other do not tell which of them a cluster has")
     parts = np.linalg.lstsq(rows.T, sums.T, rcond=None)[0].T  # (G, M), zeros and ones
     chosen = np.rint(parts)
-    if not _is_close(chosen @ rows, sums, _OF_CLUSTERS) or not np.isin(chosen, (0.0, 1.0)).all():
+    if not _is_close(chosen @ rows, sums, _CLOSE_SUMS) or not np.isin(chosen, (0.0, 1.0)).all():
         raise _Differs("the sum of a cluster is not one of noisy prototypes")
     if (chosen.sum(axis=0) != 1).any():
         raise _Differs("a prototype is in the sums of two clusters, or of none")
@@ -325,7 +313,7 @@ def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
         and (line.spending.release.run, line.spending.agreement_hash) == (agreement.run, agreement.hash())
     }
     entries = {seq: line for seq, line in paid.items() if isinstance(line.spending.event, GaussianRelease)}
-    faults = [*_faults_of_draws(evidence, entries), *_faults_of_entries(evidence, entries.values())]
+    faults = [*_find_draw_faults(evidence, entries), *_find_entry_faults(evidence, entries.values())]
     if faults:
         yield refute(PAID, faults[0])
         return
@@ -354,7 +342,7 @@ def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
         yield leave_open("releases of earlier runs", f"the ledger has {others} entries of other runs")
 
 
-def _faults_of_draws(evidence: SiteEvidence, entries: Mapping[int, Entry]) -> Iterator[str]:
+def _find_draw_faults(evidence: SiteEvidence, entries: Mapping[int, Entry]) -> Iterator[str]:
     """Yield in words the draws, and the values sent, that have no entry of their own."""
     seen = set[int]()
     for draw in evidence.draws:
@@ -366,11 +354,11 @@ def _faults_of_draws(evidence: SiteEvidence, entries: Mapping[int, Entry]) -> It
         seen.add(draw.anchor.seq)
     paid_rounds = {entry.spending.release.round for entry in entries.values()}
     for answer in evidence.answers:
-        if answer.released not in paid_rounds and _is_of_release(evidence.agreement, answer):
+        if answer.released not in paid_rounds and _is_released(evidence.agreement, answer):
             yield f"values of round {answer.round} come from a release without an entry"
 
 
-def _faults_of_entries(evidence: SiteEvidence, entries: Iterable[Entry]) -> Iterator[str]:
+def _find_entry_faults(evidence: SiteEvidence, entries: Iterable[Entry]) -> Iterator[str]:
     """Yield in words how the ledger and its entries claim more than was agreed, or charge less."""
     agreement, agreed, claim = evidence.agreement, evidence.agreement.privacy, evidence.claim
     if agreed is None or evidence.account is None or evidence.account.limit.unit is not agreed.unit:

@@ -15,7 +15,7 @@ values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +47,12 @@ class Tails:
         return min(1.0, 2 * min(self.low, self.high))
 
 
+def least_p(tests: Mapping[str, float]) -> tuple[str, float]:
+    """Return the name and the p-value of the test that says most, counted for all of the tests (Bonferroni)."""
+    name = min(tests, key=tests.__getitem__)
+    return name, min(1.0, tests[name] * len(tests))
+
+
 class BinomialSpread:
     """Distribution of Σ (x − nq)²/(nq(1 − q)) over ``count`` independent binomial x of n ``trials`` at ``rate`` q.
 
@@ -61,6 +67,7 @@ class BinomialSpread:
         self._mean = trials * rate
         self._variance = trials * rate * (1 - rate)
         excess = (1 - 6 * rate * (1 - rate)) / self._variance
+        # The law of one term, convolved with itself by FFT on a grid: with small nq the sum is far from chi-squared.
         top = count + 12 * math.sqrt(count * (2 + excess)) + 100 * (1 + 1 / self._variance)
         self._cell = top / _CELLS
         # Values beyond 12 deviations and more have a probability below any level of a test.
@@ -73,7 +80,7 @@ class BinomialSpread:
         total = np.fft.irfft(np.fft.rfft(single) ** count, 2 * _CELLS)
         self._below = np.cumsum(np.maximum(total, 0.0))
 
-    def of(self, values: Ints) -> float:
+    def measure(self, values: Ints) -> float:
         """Return the spread of recorded values (count,)."""
         return float(((values - self._mean) ** 2).sum() / self._variance)
 

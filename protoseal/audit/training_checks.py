@@ -27,7 +27,7 @@ from torch import Tensor
 
 from privacy.accounting.events import DpSgd
 from privacy.mechanisms.grid import SIGMA
-from protoseal.audit.run_checks import POWER, Check, leave_open, refute, uphold
+from protoseal.audit.run_checks import POWER, Check, judge, leave_open, refute, uphold
 from protoseal.audit.statistical_tests import (
     BinomialSpread,
     alike_p,
@@ -36,6 +36,7 @@ from protoseal.audit.statistical_tests import (
     fourth_p,
     largest_cosine,
     least_factor_refuted,
+    least_p,
     normal_p,
     overlap_tails,
     repeats_would_show,
@@ -85,40 +86,36 @@ def check_training(records: Sequence[TrainingRecord], claim: TrainingClaim, leve
 
 
 def _check_payments(records: Sequence[TrainingRecord], claim: TrainingClaim) -> Iterator[Check]:
-    name = PAID
     executions = Counter(record.round for record in records)
     unpaid = [number for number, count in executions.items() if count > len(claim.paid.get(number, ()))]
     cheaper = sorted(
         number
         for number, events in claim.paid.items()
-        if any(_costs_less(event, claim.agreed) for event in events)
+        if any(
+            event.noise_multiplier > claim.agreed.noise_multiplier
+            or event.sampling_rate < claim.agreed.sampling_rate
+            or event.steps < claim.agreed.steps
+            for event in events
+        )
     )
     longer = sorted({record.round for record in records if record.steps > claim.agreed.steps})
     if unpaid:
-        yield refute(name, f"round {unpaid[0]} trained more often than the ledger has entries for it")
+        yield refute(PAID, f"round {unpaid[0]} trained more often than the ledger has entries for it")
     elif cheaper:
         yield refute(
-            name, f"the ledger's entry of round {cheaper[0]} costs less than the agreement's training"
+            PAID, f"the ledger's entry of round {cheaper[0]} costs less than the agreement's training"
         )
     elif longer:
         yield refute(
-            name, f"training of round {longer[0]} took more steps than the {claim.agreed.steps} agreed"
+            PAID, f"training of round {longer[0]} took more steps than the {claim.agreed.steps} agreed"
         )
     else:
-        yield uphold(name, f"{len(records)} trainings of {claim.agreed.steps} steps, each with an entry")
+        yield uphold(PAID, f"{len(records)} trainings of {claim.agreed.steps} steps, each with an entry")
     missing = sum(len(events) for events in claim.paid.values()) - len(records)
     cut = sum(max(record.steps, claim.agreed.steps) - len(record.sampled) for record in records)
     if missing > 0 or cut > 0:
         words = f"{missing} paid trainings and {cut} steps of others have no record"
         yield from (leave_open(weakness, words) for weakness in sorted(ESSENTIAL))
-
-
-def _costs_less(event: DpSgd, agreed: DpSgd) -> bool:
-    return (
-        event.noise_multiplier > agreed.noise_multiplier
-        or event.sampling_rate < agreed.sampling_rate
-        or event.steps < agreed.steps
-    )
 
 
 def check_succession(
@@ -189,7 +186,6 @@ def _check_duplicates(records: Sequence[TrainingRecord]) -> Check:
 
 
 def _check_rate(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
-    name = RATE
     trials = sum(record.units * len(record.sampled) for record in records)
     sampled = sum(int(record.sampled.sum()) for record in records)
     p = float(stats.binom.sf(sampled - 1, trials, min(1.0, rate)))
@@ -201,12 +197,11 @@ def _check_rate(records: Sequence[TrainingRecord], rate: float, level: float) ->
     in_one = min(1.0, len(records) * float(min(alone)))
     if 2 * in_one < level <= 2 * p:
         observed = f"more than {rate:g} sampled in round {records[int(np.argmin(alone))].round}"
-    p, level_of_all = min(1.0, 2 * min(p, in_one)), level / 2
-    if p < level:
-        return refute(name, observed, p)
-    margin = float(stats.norm.isf(level_of_all) + stats.norm.ppf(POWER))
+    p = min(1.0, 2 * min(p, in_one))
+    margin = float(stats.norm.isf(level / 2) + stats.norm.ppf(POWER))
     least = rate + margin * sqrt(rate * (1 - rate) / trials)
-    return uphold(name, f"{observed}; a rate of {least:.3g} would have been found", p)
+    upheld = f"{observed}; a rate of {least:.3g} would have been found"
+    return judge(RATE, p, level, upheld, fault=observed)
 
 
 def _check_fixed_sizes(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
@@ -216,14 +211,12 @@ def _check_fixed_sizes(records: Sequence[TrainingRecord], rate: float, level: fl
     if len({record.units for record in records}) > 1:
         return leave_open(name, "the number of units changed between trainings")
     law = BinomialSpread(len(sizes), records[0].units, rate)
-    spread = law.of(sizes)
+    spread = law.measure(sizes)
     p = law.tails(spread).both
     observed = f"variance of {len(sizes)} sizes {spread / len(sizes):.3g} of the binomial's"
-    if p < level:
-        return refute(name, observed, p)
-    if not law.tails(law.of_one_size).low < level / 2:
-        return leave_open(name, f"too few steps ({observed})", p)
-    return uphold(name, observed, p)
+    could_tell = law.tails(law.of_one_size).low < level / 2
+    unclear = None if could_tell else f"too few steps ({observed})"
+    return judge(name, p, level, observed, unclear=unclear)
 
 
 def _check_batches(records: Sequence[TrainingRecord], rate: float, level: float) -> Iterator[Check]:
@@ -233,18 +226,15 @@ def _check_batches(records: Sequence[TrainingRecord], rate: float, level: float)
         watched = np.concatenate([record.watched for record in records_of_process])
         steps, units = watched.shape
         law = BinomialSpread(units, steps, rate)
-        spread = law.of(watched.sum(axis=0))
+        spread = law.measure(watched.sum(axis=0))
         p = law.tails(spread).both
         name = "batches of epochs, or the same batches again"
         observed = (
             f"variance of {units} units' numbers of steps{among} {spread / units:.3g} of the binomial's"
         )
-        if p < level:
-            yield refute(name, observed, p)
-        elif law.tails(law.of_one_size).low < level / 2:
-            yield uphold(name, observed, p)
-        else:
-            yield leave_open(name, f"too few steps or units ({observed})", p)
+        could_tell = law.tails(law.of_one_size).low < level / 2
+        unclear = None if could_tell else f"too few steps or units ({observed})"
+        yield judge(name, p, level, observed, unclear=unclear)
         yield _check_overlap([record.watched for record in records_of_process], among, level)
 
 
@@ -256,12 +246,11 @@ def _check_overlap(watched: Sequence[NDArray[np.bool_]], among: str, level: floa
     expected = float((sizes[1:] * sizes[:-1]).sum() / rows.shape[1])
     observed = f"{overlap} units shared by successive steps{among}, {expected:.3g} expected"
     p = overlap_tails(sizes, rows.shape[1], overlap).both
-    if p < level:
-        return refute(name, observed, p)
+    # Shuffled epochs share as few units as sizes permit: the test has to tell that from independent samples.
     least = int(np.maximum(sizes[1:] + sizes[:-1] - rows.shape[1], 0).sum())
-    if not overlap_tails(sizes, rows.shape[1], least).low < level / 2:
-        return leave_open(name, f"too few steps or units ({observed})", p)
-    return uphold(name, observed, p)
+    could_tell = overlap_tails(sizes, rows.shape[1], least).low < level / 2
+    unclear = None if could_tell else f"too few steps or units ({observed})"
+    return judge(name, p, level, observed, unclear=unclear)
 
 
 def _check_equal_rows(records: Sequence[TrainingRecord], rate: float, level: float) -> Iterator[Check]:
@@ -347,7 +336,6 @@ def _check_noise(records: Sequence[TrainingRecord], level: float) -> Iterator[Ch
 
 def _check_deviation(records: Sequence[TrainingRecord], level: float) -> Check:
     """Test the mean square of the noise: over all parameters and steps, of each tensor, and of each in each step."""
-    name = NOISE
     sizes = records[0].sizes
     sums = np.concatenate([record.squares for record in records]) * sizes
     numbers = sums.shape[0] * float(sizes.sum())
@@ -358,16 +346,15 @@ def _check_deviation(records: Sequence[TrainingRecord], level: float) -> Check:
     observed = (
         f"deviation {sqrt(float(sums.sum()) / numbers):.4g} of the claimed one over {numbers:.3g} numbers"
     )
-    if p < level:
-        if p < 2 * min(tails.low, tails.high):
-            observed += ", and less on a part of the parameters or in a step"
-        elif tails.high < tails.low:
-            observed += ": the noisy sum has more than the clipped gradients and the noise"
-        return refute(name, observed, p)
+    fault = observed
+    if p < 2 * min(tails.low, tails.high):
+        fault += ", and less on a part of the parameters or in a step"
+    elif tails.high < tails.low:
+        fault += ": the noisy sum has more than the clipped gradients and the noise"
     factor = least_factor_refuted(numbers, level / 2, POWER)
-    if factor < 0.5:
-        return leave_open(name, f"too few steps and parameters ({observed})", p)
-    return uphold(name, f"{observed}; {factor:.3g} of it would have been found", p)
+    unclear = f"too few steps and parameters ({observed})" if factor < 0.5 else None
+    upheld = f"{observed}; {factor:.3g} of it would have been found"
+    return judge(NOISE, p, level, upheld, fault=fault, unclear=unclear)
 
 
 def _check_shape(records: Sequence[TrainingRecord], level: float) -> Check:
@@ -379,11 +366,8 @@ def _check_shape(records: Sequence[TrainingRecord], level: float) -> Check:
     by_neighbour = normal_p(float(neighbours.mean()), sqrt(1 / (max(1, count - 1) * len(neighbours))))
     p = min(1.0, 2 * by_fourth, 2 * by_neighbour)
     observed = f"mean fourth power {fourths.mean():.4g} (3 claimed), product of neighbours {neighbours.mean():.2g} (0)"
-    if p < level:
-        return refute(name, observed, p)
-    if count * len(fourths) < 1000:
-        return leave_open(name, f"too few steps and parameters ({observed})", p)
-    return uphold(name, observed, p)
+    unclear = f"too few steps and parameters ({observed})" if count * len(fourths) < 1000 else None
+    return judge(name, p, level, observed, unclear=unclear)
 
 
 def _check_repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
@@ -399,13 +383,11 @@ def _check_repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
         "steps have noise in common, or noise that cancels": common_tails(rows).both,
         "noise follows that of the step before": successive_p(parts),
     }
-    reason, p = min(chances.items(), key=lambda item: item[1])
-    p = min(1.0, len(chances) * p)
-    if p < level:
-        return refute(name, reason, p)
-    if not repeats_would_show(pairs, rows.shape[1], level / len(chances)):
-        return leave_open(name, "too few parameters to tell noise of different steps apart", p)
-    return uphold(name, f"the noise of {len(rows)} steps has cosines of {cosine:.2g} at most", p)
+    fault, p = least_p(chances)
+    observed = f"the noise of {len(rows)} steps has cosines of {cosine:.2g} at most"
+    unclear = "too few parameters to tell noise of different steps apart"
+    would_show = repeats_would_show(pairs, rows.shape[1], level / len(chances))
+    return judge(name, p, level, observed, fault=fault, unclear=None if would_show else unclear)
 
 
 def _check_copies(records: Sequence[TrainingRecord], level: float) -> Check:

@@ -276,7 +276,7 @@ def _describe_run(audit: RunAudit) -> str:
     lines = [f"{audit.verdict.value.upper()}: run {audit.run!r}"]
     for outcome in CheckOutcome:
         sites_by_check: dict[str, list[str]] = {}
-        for site, check in audit.of(outcome):
+        for site, check in audit.checks_with(outcome):
             sites_by_check.setdefault(f"{check.weakness} ({check.reason})", []).append(site)
         lines += [
             f"{outcome.value:<11}  {', '.join(sites)}: {check}" for check, sites in sites_by_check.items()

@@ -97,14 +97,14 @@ def describe_conditions(colluding: int | None, noise: str, model: str) -> str:
 
 
 def describe_guarantee(
-    condition: str, members: Members, observer: str, found: Mapping[float, float], cost: str
+    condition: str, members: Members, observer: str, shares: Mapping[float, float], cost: str
 ) -> str:
     """Return the sentences of a guarantee that holds under the clause ``condition``.
 
-    ``found`` has the largest share of members that any attack picks out, by its share of :data:`FALSE_ALARMS`; ``cost``
-    is a sentence on ε and δ.
+    ``shares`` has the largest share of members that any attack picks out, by its share of :data:`FALSE_ALARMS`;
+    ``cost`` is a sentence on ε and δ.
     """
-    few, many = (out_of_hundred(found[alarms]) for alarms in FALSE_ALARMS)
+    few, many = (out_of_hundred(shares[alarms]) for alarms in FALSE_ALARMS)
     return (
         f"{condition}, then whether {members.fact} is protected from {observer}. When such an attacker wrongly picks"
         f" out 1 in 100 {members.outside}, it correctly picks out at most {few} in 100 {members.inside} (blind"
@@ -128,14 +128,18 @@ def privacy_statement(result: RunResult) -> tuple[str, ...]:
     spent = [site for site in result.sites if site.epsilon is not None]
     if not spent:
         return (f"{NO_GUARANTEE}: no site has recorded a round, so no spending is known.",)
-    kept = [site for site in spent if site.guaranteed]
-    lost = [site for site in result.sites if site not in kept]
+    bounded = [site for site in spent if site.guaranteed]
+    unbounded = [site for site in result.sites if site not in bounded]
     shared = agreed["noise"] == Noise.DISTRIBUTED
     return (
-        *([_describe_unbounded(lost, result)] if lost else []),
+        *([_describe_unbounded(unbounded, result)] if unbounded else []),
         *(
-            [_describe_bounded(kept, result, Unit(agreed["unit"]), agreed["colluding"] if shared else None)]
-            if kept
+            [
+                _describe_bounded(
+                    bounded, result, Unit(agreed["unit"]), agreed["colluding"] if shared else None
+                )
+            ]
+            if bounded
             else []
         ),
     )

@@ -40,6 +40,7 @@ from protoseal.reports.tables import (
     is_private,
     lacks_prototypes,
     paired_text,
+    percent,
     points,
     seed_suffix,
     spread_text,
@@ -60,6 +61,7 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
     Raises :class:`FileError` when a file is missing or malformed, or the class is unknown.
     """
     result = read_result(run)
+    splits = (run / PLOT, run / f"seed-{result.seed}" / PLOT)
     return write_page(
         run / REPORT,
         "report.html",
@@ -67,9 +69,10 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
         result=result,
         curves=data_uri(accuracy_curves(result)),
         traffic=data_uri(traffic_bars(result)),
-        prototypes=_prototype_figure(result, _read_each(run, result, read_prototypes), class_name),
-        seconds={name: _site_seconds(log) for name, log in _read_each(run, result, read_site_log).items()},
-        split=_split_figure(run, result),
+        prototypes=_prototype_figure(result, _read_sites(run, result, read_prototypes), class_name),
+        seconds={name: _mean_seconds(log) for name, log in _read_sites(run, result, read_site_log).items()},
+        # The split that a simulation drew; of several seeds, that of the first.
+        split=next((data_uri(path.read_text(encoding="utf-8")) for path in splits if path.exists()), None),
         metrics=METRICS,
         of_seed=seed_suffix(result),
         personalised=has_personalised(result),
@@ -82,7 +85,7 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
     )
 
 
-def _read_each(run: Path, result: RunResult, read: Any) -> dict[str, Any]:
+def _read_sites(run: Path, result: RunResult, read: Any) -> dict[str, Any]:
     """Return the result of ``read`` for the folder of each site that has one."""
     folders = {site.name: site_folder(run, site.name) for site in result.sites}
     return {name: read(folder) for name, folder in folders.items() if folder.is_dir()}
@@ -110,13 +113,7 @@ def _prototype_figure(
     return {"name": result.classes[index], "image": data_uri(prototype_scatter(project(prototypes, index)))}
 
 
-def _split_figure(run: Path, result: RunResult) -> str | None:
-    """Return the figure of the split that a simulation wrote; of several seeds, that of the first."""
-    paths = (run / PLOT, run / f"seed-{result.seed}" / PLOT)
-    return next((data_uri(path.read_text(encoding="utf-8")) for path in paths if path.exists()), None)
-
-
-def _site_seconds(log: SiteLog) -> dict[str, float]:
+def _mean_seconds(log: SiteLog) -> dict[str, float]:
     """Return mean seconds in a round, by phase."""
     phases = sorted({phase for done in log.rounds for phase in done.seconds})
     return {
@@ -124,16 +121,12 @@ def _site_seconds(log: SiteLog) -> dict[str, float]:
     }
 
 
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}"
-
-
 def _size(count: int) -> str:
     return f"{count / 2**20:.2f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
 _FILTERS: Filters = {
-    "percent": _percent,
+    "percent": lambda share: "–" if share is None else percent(share),
     "points": points,
     "spread": spread_text,
     "paired": paired_text,

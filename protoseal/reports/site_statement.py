@@ -210,13 +210,20 @@ def _describe_plan(facts: StatementFacts) -> Iterator[str]:
     agreement, account = facts.agreement, facts.account
     if agreement is None or account is None:
         return
-    own = [run for run in facts.runs if run.agreement_hash == agreement.hash()]
+    agreed_runs = [run for run in facts.runs if run.agreement_hash == agreement.hash()]
     name = f"Run {agreement.run!r} (method {agreement.method.value}, protection {agreement.protection.value})"
     if agreement.privacy is None:
-        yield f"{name} adds no noise: {'exact values left in it' if own else 'no exact value has left in it yet'}."
+        left = "exact values left in it" if agreed_runs else "no exact value has left in it yet"
+        yield f"{name} adds no noise: {left}."
         return
     rounds = {
-        what: [number for run in own for one in run.released if one.what == what for number in one.rounds]
+        what: [
+            number
+            for run in agreed_runs
+            for item in run.released
+            if item.what == what
+            for number in item.rounds
+        ]
         for what in _PAID
     }
     paid = {what: len(set(rounds[what])) for what in _PAID}
@@ -322,14 +329,13 @@ def list_not_covered(facts: StatementFacts) -> Iterator[str]:
         " look like, and from that something may follow about a person who is in no data set."
     )
     yield "That this site takes part, in which rounds, and the sizes and times of its messages."
-    kept = "accuracy figures, numbers of samples and log"
     private = facts.trains and all(
         released.facts.get("extractor") == "private" for released in facts.released
     )
     classifier = "" if private else ", and the classifier in model.safetensors, which trains without noise"
     yield (
-        f"Files that stay at this site: {kept}{classifier}, and with keep_releases the folder {RELEASES} (draws, models"
-        " and steps of training). Who passes them on, or shows an accuracy, is not covered."
+        f"Files that stay at this site: accuracy figures, numbers of samples and log{classifier}, and with"
+        f" keep_releases the folder {RELEASES} (draws, models and steps of training). Who passes them on, or shows an accuracy, is not covered."
     )
     if facts.account is not None:
         elsewhere = charged_elsewhere(facts.account)

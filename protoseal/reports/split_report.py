@@ -16,7 +16,6 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from agreement.storage.run_files import write_text
@@ -94,7 +93,8 @@ def split_figure(rows: Sequence[SplitRow], classes: Sequence[str]) -> Figure:
     Colours are domains; the dot of a site with several domains is divided into rings, whose areas add up.
     """
     trained = [row for row in rows if row.part == "train"]
-    sites, domains = (list(dict.fromkeys(names)) for names in ([r.site for r in trained], _domains(trained)))
+    sites = list(dict.fromkeys(row.site for row in trained))
+    domains = list(dict.fromkeys(row.domain for row in trained))
     counts = np.zeros((len(sites), len(domains), len(classes)), dtype=np.int64)
     for row in trained:
         counts[sites.index(row.site), domains.index(row.domain)] += np.array(row.counts)
@@ -105,7 +105,11 @@ def split_figure(rows: Sequence[SplitRow], classes: Sequence[str]) -> Figure:
         _dots(axes, counts, _largest_dot(size, len(sites), len(classes)))
         _name_axes(axes, sites, classes)
         if len(domains) > 1:
-            draw_legend(figure, _legend(domains))
+            handles = [
+                legend_handle(name, linestyle="", marker="o", color=series_colour(number))
+                for number, name in enumerate(domains)
+            ]
+            draw_legend(figure, handles)
     return figure
 
 
@@ -122,10 +126,6 @@ def write_split(out: Path, sites: Sequence[SiteArrays], classes: Sequence[str]) 
     ]
 
 
-def _domains(rows: Sequence[SplitRow]) -> list[str]:
-    return [row.domain for row in rows]
-
-
 def _largest_dot(size: tuple[float, float], sites: int, classes: int) -> float:
     """Return an area with which neighbours do not touch: 72 points an inch, four fifths of the distance of centres."""
     room = 0.8 * 72.0 * min(0.8 * size[0] / max(sites, 1), 0.8 * size[1] / max(classes, 1))
@@ -134,15 +134,14 @@ def _largest_dot(size: tuple[float, float], sites: int, classes: int) -> float:
 
 def _dots(axes: Axes, counts: NDArray[np.int64], largest: float) -> None:
     """Draw ``counts`` (sites, domains, classes): the outermost ring first, so that the inner ones lie on it."""
-    most = max(1, int(counts.sum(axis=1).max()))
-    outer = counts[:, ::-1].cumsum(axis=1)[
-        :, ::-1
-    ]  # a domain's dot covers its own samples and those after it
+    largest_count = max(1, int(counts.sum(axis=1).max()))
+    # A domain's dot covers its own samples and those after it, so that its ring has the area of its own.
+    outer = counts[:, ::-1].cumsum(axis=1)[:, ::-1]
     for domain in range(counts.shape[1]):
         site, label = np.nonzero(counts[:, domain])
-        areas = largest * outer[site, domain, label] / most
+        areas = largest * outer[site, domain, label] / largest_count
         axes.scatter(site, label, s=areas, color=series_colour(domain), linewidths=0, zorder=2)
-    axes.set_title(f"training samples by area; the largest dot: {most:,}")
+    axes.set_title(f"training samples by area; the largest dot: {largest_count:,}")
 
 
 def _name_axes(axes: Axes, sites: Sequence[str], classes: Sequence[str]) -> None:
@@ -155,10 +154,3 @@ def _name_axes(axes: Axes, sites: Sequence[str], classes: Sequence[str]) -> None
     axes.set_xticks(range(0, len(sites), step), sites[::step], rotation=angle)
     step = -(-len(classes) // NAMED_CLASSES)
     axes.set_yticks(range(0, len(classes), step), classes[::step])
-
-
-def _legend(domains: Sequence[str]) -> list[Line2D]:
-    return [
-        legend_handle(name, linestyle="", marker="o", color=series_colour(number))
-        for number, name in enumerate(domains)
-    ]

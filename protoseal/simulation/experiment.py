@@ -98,7 +98,7 @@ def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh:
         for agreement in map(scene.agreement, config.methods):
             build_agreed_model(agreement, agreement.training.model)
     watcher = watcher or Watcher()
-    with folder.claimed(fresh=fresh), _workers(config) as executor:
+    with folder.claim(fresh=fresh), _workers(config) as executor:
         results: dict[int, RunResult] = {}
         for seed in config.seeds:
             results[seed] = SeedRuns(config, seed, folder, executor, watcher).run()

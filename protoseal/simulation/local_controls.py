@@ -104,7 +104,7 @@ class LocalControl:
         while not self._pool.is_over:
             number = self._pool.completed + 1
             self._pool.train(number)
-            for name in sorted(self._learners.keys() - self._log.sites_of(number)):
+            for name in sorted(self._learners.keys() - self._log.reporting_sites(number)):
                 self._run_round(name, number)
             self._log.put_round(self._as_coordinated(number))
             self._pool.end_round(number)

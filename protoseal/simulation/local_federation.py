@@ -249,7 +249,8 @@ class LocalFederation:
         for site in self.sites:
             site.join()
         for site in cycle(self.sites):
-            if self._stopped_early:
+            # Also after a restart: the coordinator has to know of the last round before sites may stop.
+            if self.pool.stopped_early and self.coordinator.state.round > self.pool.completed:
                 return
             task = self._turn(site)
             yield task
@@ -284,11 +285,6 @@ class LocalFederation:
         for name, log in outcome.sites.items():
             write_site_log(site_folder(out, name), log)
         return outcome
-
-    @property
-    def _stopped_early(self) -> bool:
-        """Return True if the run stopped early and the coordinator knows of the last round, also after a restart."""
-        return self.pool.stopped_early and self.coordinator.state.round > self.pool.completed
 
     def _turn(self, site: LocalSite) -> Task:
         """Do one site's task, with the shared work before and after it."""

@@ -60,13 +60,13 @@ class RunFolder:
     def __init__(self, config: SimulationConfig) -> None:
         self._out = config.out
         self._several = len(config.seeds) > 1
-        self._claim = _claim_of(config, self._several)
+        self._claim = _make_claim(config, self._several)
         self._aligned = config.self_aligns_as
         self._extension = config.extension
         self._data_checked = False
 
     @contextmanager
-    def claimed(self, *, fresh: bool = False) -> Iterator[None]:
+    def claim(self, *, fresh: bool = False) -> Iterator[None]:
         """Lock the folder for this process and configuration; with ``fresh`` delete earlier results first.
 
         Raises :class:`OtherSimulation`.
@@ -76,22 +76,20 @@ class RunFolder:
         else:
             self._check_same()
         (self._out / STATE).mkdir(parents=True, exist_ok=True)
-        with _locked(self._out / STATE / _LOCK):
+        with _lock(self._out / STATE / _LOCK):
             if fresh:
                 self._clear()
             was_claimed = (self._out / CLAIM).exists()
             try:
                 yield
             except (UserError, PrivacyError, SiteError):
-                if not was_claimed and not self._has_ended_runs():
+                records = (f"{RUNS}/*.json", f"seed-*/{RUNS}/*.json")
+                if not was_claimed and not any(any(self._out.glob(pattern)) for pattern in records):
                     (self._out / CLAIM).unlink(missing_ok=True)  # a refused start claims nothing
                 raise
             finally:
                 if not (self._out / CLAIM).exists():  # no run was started
                     shutil.rmtree(self._out / STATE, ignore_errors=True)
-
-    def _has_ended_runs(self) -> bool:
-        return any(self._out.glob(f"{RUNS}/*.json")) or any(self._out.glob(f"seed-*/{RUNS}/*.json"))
 
     def check_data(self, digest_of: Callable[[int], str]) -> None:
         """Raise :class:`OtherSimulation` if the folder has runs on other data: files in ``data_root`` may change.
@@ -250,7 +248,7 @@ def read_claim(folder: Path) -> dict[str, Any]:
         raise FileError(f"{path} is damaged: {first_line(error)}") from error
 
 
-def _claim_of(config: SimulationConfig, several: bool) -> dict[str, Any]:
+def _make_claim(config: SimulationConfig, several: bool) -> dict[str, Any]:
     """Return the settings that must be equal for runs of one simulation."""
     content = config.model_dump(mode="json", by_alias=True, exclude=set(FREE))
     used = {config.method.value, config.protection.value}
@@ -272,7 +270,7 @@ def _list_differing(claim: dict[str, Any], expected: dict[str, Any], prefix: str
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     try:
         file = durable_files.lock_file(path)
     except BlockingIOError as error:

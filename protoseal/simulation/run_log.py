@@ -68,7 +68,7 @@ class RunLog(DatabaseOwner):
             raise KeyError((site, round_number))
         return SiteRound.model_validate_json(row[0])
 
-    def sites_of(self, round_number: int) -> set[str]:
+    def reporting_sites(self, round_number: int) -> set[str]:
         """Return the sites that reported a round."""
         rows = self._db.execute("SELECT site FROM site_rounds WHERE round = ?", (round_number,))
         return {site for (site,) in rows}

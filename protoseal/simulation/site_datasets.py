@@ -100,8 +100,7 @@ def divide(
     Of the data set's own test part, if it has one that is not dealt out with the rest, at most ``tests`` samples of
     each class and domain are used. With ``sites:DIR`` the split is given: a site for each file, whatever ``sites`` and
     ``split`` say. Classes and preprocessing follow from the data unless given; ``class_names`` renames classes of the
-    data. Raises a
-    :class:`secure_client.errors.SiteError`.
+    data. Raises a :class:`secure_client.errors.SiteError`.
     """
     if dataset.startswith(SITES_FORM):
         directory = Path(dataset.removeprefix(SITES_FORM))
@@ -109,21 +108,21 @@ def divide(
     divider = parse_split(split)
     sources = read_sources(dataset, data_root=data_root, agreed=agreed, classes=classes, seed=seed)
     agreed = agreed or suggest_preprocessing(sources)
-    data = divider.pooled(join_sources(sources, agreed, classes, class_names=class_names))
+    data = divider.pool_parts(join_sources(sources, agreed, classes, class_names=class_names))
     if tests is not None and data.test is not None:
-        data = replace(data, test=fewer(data.test, tests, seed))
+        data = replace(data, test=thin_tests(data.test, tests, seed))
     return DividedData(divider(data, sites=sites, seed=seed), data.classes, agreed, data.test)
 
 
-def fewer(samples: Samples, most: int, seed: int) -> Samples:
-    """Return at most ``most`` samples of each class and domain, drawn by the seed, in the order of the data."""
+def thin_tests(samples: Samples, limit: int, seed: int) -> Samples:
+    """Return at most ``limit`` samples of each class and domain, drawn by the seed, in the order of the data."""
     rng = np.random.default_rng((seed, _TEST_STREAM))
     cells = np.stack([samples.domains, samples.labels])
-    kept = [
-        rng.permutation(np.flatnonzero((cells == cell[:, np.newaxis]).all(axis=0)))[:most]
+    drawn = [
+        rng.permutation(np.flatnonzero((cells == cell[:, np.newaxis]).all(axis=0)))[:limit]
         for cell in np.unique(cells, axis=1).T
     ]
-    return samples.take(np.sort(np.concatenate(kept)))
+    return samples.take(np.sort(np.concatenate(drawn)))
 
 
 def read_sites(

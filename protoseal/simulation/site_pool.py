@@ -43,13 +43,13 @@ class SiteTraining:
     accept_dark_or_constant_inputs: bool = False
     class_names: Mapping[str, str] = field(default_factory=dict)
 
-    def model_of(self, agreement: Agreement, position: int) -> str:
+    def model_at(self, agreement: Agreement, position: int) -> str:
         """Return the model that the site at that position trains."""
         return self.models[position % len(self.models)] if self.models else agreement.training.model
 
     def learner(self, agreement: Agreement, name: str, data: SiteData, position: int) -> Learner:
         """Return a site's learner, and log warnings that concern all sites with the first; raise a ``SiteError``."""
-        model = self.model_of(agreement, position)
+        model = self.model_at(agreement, position)
         learner = build_learner(
             agreement,
             name,
@@ -234,7 +234,7 @@ class SitePool:
         return {
             name: SiteLog(
                 name=name,
-                model=self._training.model_of(self._agreement, position),
+                model=self._training.model_at(self._agreement, position),
                 class_names=dict(self._training.class_names),
                 train_samples=self._data[name].train_samples,
                 scale=self._data[name].scale,

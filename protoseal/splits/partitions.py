@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protoseal.splits.site_samples import Pool, SharedSamples, SiteArrays, Units, units_of
+from protoseal.splits.site_samples import Pool, SharedSamples, SiteArrays, Units, group_units
 from secure_client.data.samples import Indices, Samples, TrainTest
 from secure_client.errors import DataError
 
@@ -118,7 +118,7 @@ def shots(
     domains than ``domains`` or a site's domains too few classes, when k is below ``domains``, and for subjects
     of several samples, which exactly k samples could tear apart.
     """
-    largest = units_of(data.train).largest
+    largest = group_units(data.train).largest
     if largest > 1:
         raise DataError(
             f"shots gives exactly k samples of a class, but a subject of the data has {largest} samples, which stay "
@@ -317,7 +317,7 @@ def _deal(
     """
     trains: list[list[Indices]] = [[] for _ in shares]
     tests: list[list[Indices]] = [[] for _ in shares]
-    units = units_of(data.train)
+    units = group_units(data.train)
     if caps is None or caps.ndim == 1:
         parts = [(shares, caps)]
     else:  # caps by domain: each domain is dealt out by itself
@@ -330,8 +330,8 @@ def _deal(
                 count = len(members) if data.test is not None else math.floor(train_part * len(members) + 0.5)
                 if part_caps is not None:
                     count = min(units.fitting(members, int(part_caps[site])), count)
-                trains[site].append(units.samples_of(members[:count]))
-                tests[site].append(units.samples_of(members[count:]))
+                trains[site].append(units.samples_in(members[:count]))
+                tests[site].append(units.samples_in(members[count:]))
     # Indices go back to the order of the data, so that a file of a site's samples does not reveal the draw.
     in_order = [[np.sort(np.concatenate(indices)) for indices in sites] for sites in (trains, tests)]
     return in_order[0], in_order[1]

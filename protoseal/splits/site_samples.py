@@ -38,7 +38,7 @@ class Units:
     samples: Indices
     first: Indices
 
-    def samples_of(self, units: Indices) -> Indices:
+    def samples_in(self, units: Indices) -> Indices:
         """Return the samples of these units, in the order of the units."""
         parts = [self.samples[self.first[unit] : self.first[unit + 1]] for unit in units]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
@@ -54,7 +54,7 @@ class Units:
         return int(np.diff(self.first).max(initial=0))
 
 
-def units_of(samples: Samples) -> Units:
+def group_units(samples: Samples) -> Units:
     """Return the samples' subjects, in the order of their names, or the samples themselves."""
     if samples.subjects is None:
         every = np.arange(len(samples) + 1, dtype=np.int64)
@@ -183,25 +183,24 @@ def with_subjects(sites: Sequence[SiteArrays], records: int, seed: int) -> tuple
             f"subject= makes subjects up, and the samples of {named[0]} name theirs: leave subject= out"
         )
     rng = np.random.default_rng((seed, SUBJECT_STREAM))
-    return tuple(_with_subjects(site, records, rng) for site in sites)
-
-
-def _with_subjects(site: SiteArrays, records: int, rng: np.random.Generator) -> SiteArrays:
-    numbers = rng.permutation(len(site.train)) // records
-    subjects = np.char.add(f"{site.name}/", numbers.astype(np.str_))
-    return replace(site, train=replace(site.train, subjects=subjects))
+    assigned = []
+    for site in sites:
+        numbers = rng.permutation(len(site.train)) // records
+        subjects = np.char.add(f"{site.name}/", numbers.astype(np.str_))
+        assigned.append(replace(site, train=replace(site.train, subjects=subjects)))
+    return tuple(assigned)
 
 
 def _with_validation(site: SiteArrays, part: float, rng: np.random.Generator) -> SiteArrays:
-    aside, units = np.zeros(len(site.train), dtype=np.bool_), units_of(site.train)
+    aside, units = np.zeros(len(site.train), dtype=np.bool_), group_units(site.train)
     for label in np.unique(units.labels):
         members = np.flatnonzero(units.labels == label)
         count = min(math.floor(part * len(members) + 0.5), len(members) - 1)
-        aside[units.samples_of(rng.permutation(members)[:count])] = True
+        aside[units.samples_in(rng.permutation(members)[:count])] = True
     if not aside.any():
         raise DataError(
             f"val={part:g} selects none of {site.name}'s {len(aside)} training samples; make val larger, or "
             "give sites more samples of a class"
         )
-    kept, held = np.flatnonzero(~aside), np.flatnonzero(aside)
-    return replace(site, train=site.train.take(kept), validation=site.train.take(held))
+    train, validation = (site.train.take(np.flatnonzero(chosen)) for chosen in (~aside, aside))
+    return replace(site, train=train, validation=validation)

@@ -29,7 +29,7 @@ class Split:
     pools: bool = False
     subject: int | None = None
 
-    def pooled(self, data: TrainTest) -> TrainTest:
+    def pool_parts(self, data: TrainTest) -> TrainTest:
         """Return the data to divide: with ``pools`` the test part joins the training part.
 
         Raises :class:`DataError` where only one of the two names its samples' subjects, which could then be on both
@@ -45,8 +45,8 @@ class Split:
         return replace(data, train=join_samples([data.train, data.test]), test=None)
 
     def __call__(self, data: TrainTest, *, sites: int, seed: int) -> tuple[SiteArrays, ...]:
-        """Divide :meth:`pooled` data, as :class:`Divide` does."""
-        divided = self.divide(self.pooled(data), sites=sites, seed=seed)
+        """Divide :meth:`pool_parts` data, as :class:`Divide` does."""
+        divided = self.divide(self.pool_parts(data), sites=sites, seed=seed)
         if self.validation is not None:
             divided = with_validation(divided, self.validation, seed)
         return divided if self.subject is None else with_subjects(divided, self.subject, seed)

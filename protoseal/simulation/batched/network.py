@@ -46,15 +46,15 @@ class StackedLayer(nn.Module):
         for name in self.names:
             setattr(self, name, values.get(prefix + name))
 
-    def apart(self, samples: Tensor) -> Tensor:
+    def by_site(self, samples: Tensor) -> Tensor:
         """(S·B, …) as (S, B, …)."""
         return samples.reshape(self.sites, -1, *samples.shape[1:])
 
-    def joined(self, samples: Tensor) -> Tensor:
+    def to_channels(self, samples: Tensor) -> Tensor:
         """(S·B, C, …) as (B, S·C, …): the sites' channels side by side."""
-        return self.apart(samples).transpose(0, 1).flatten(1, 2)
+        return self.by_site(samples).transpose(0, 1).flatten(1, 2)
 
-    def parted(self, samples: Tensor) -> Tensor:
+    def from_channels(self, samples: Tensor) -> Tensor:
         """(B, S·C, …) as (S·B, C, …)."""
         of_sites = samples.reshape(len(samples), self.sites, -1, *samples.shape[2:])
         return of_sites.transpose(0, 1).flatten(0, 1)
@@ -70,7 +70,7 @@ class StackedLinear(StackedLayer):
         """Apply each site's own weights to its inputs."""
         if inputs.ndim != 2:
             raise CannotStack(f"a linear layer with inputs of {inputs.ndim} dimensions")
-        return cast("Tensor", _Products.apply(self.apart(inputs), self.weight, self.bias)).flatten(0, 1)
+        return cast("Tensor", _Products.apply(self.by_site(inputs), self.weight, self.bias)).flatten(0, 1)
 
 
 class _Products(torch.autograd.Function):
@@ -105,7 +105,8 @@ class StackedConvolution(StackedLayer):
 
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__(layer)
-        self.pool, self.relu = None, False
+        self.pool = None
+        self.relu = False
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise CannotStack("a convolution with other padding than a number of zeros")
         self.settings = layer.stride, layer.padding, layer.dilation, layer.groups
@@ -116,12 +117,12 @@ class StackedConvolution(StackedLayer):
             raise CannotStack(f"a convolution of inputs of {inputs.ndim} dimensions")
         if inputs.device.type == "cpu":
             return cast("Tensor", _SiteBySite.apply(inputs, self.weight, self.bias, self))
-        joined = self.joined(inputs)
+        joined = self.to_channels(inputs)
         bias = None if self.bias is None else self.bias.flatten()
         stride, padding, dilation, groups = self.settings
         weight = self.weight.flatten(0, 1)
         given = torch.conv2d(joined, weight, bias, stride, padding, dilation, self.sites * groups)
-        outputs = self.parted(given)
+        outputs = self.from_channels(given)
         pooled = outputs if self.pool is None else cast("Tensor", self.pool(outputs))
         return pooled.relu_() if self.relu else pooled
 
@@ -209,13 +210,14 @@ class StackedBatchNorm(StackedLayer):
         super().__init__(layer)
         if layer.momentum is None or not layer.track_running_stats:
             raise CannotStack("batch normalisation without running averages of a fixed momentum")
-        self.momentum, self.eps = layer.momentum, layer.eps
+        self.momentum = layer.momentum
+        self.eps = layer.eps
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalise each site's batch by itself."""
         self.num_batches_tracked += 1
         normalised: Tensor = functional.batch_norm(
-            self.joined(inputs),
+            self.to_channels(inputs),
             self.running_mean.view(-1),  # views, which are updated in place
             self.running_var.view(-1),
             _flat(self.weight),
@@ -224,7 +226,7 @@ class StackedBatchNorm(StackedLayer):
             momentum=self.momentum,
             eps=self.eps,
         )
-        return self.parted(normalised)
+        return self.from_channels(normalised)
 
 
 class StackedGroupNorm(StackedLayer):
@@ -235,11 +237,12 @@ class StackedGroupNorm(StackedLayer):
 
     def __init__(self, layer: nn.GroupNorm) -> None:
         super().__init__(layer)
-        self.groups, self.eps = layer.num_groups, layer.eps
+        self.groups = layer.num_groups
+        self.eps = layer.eps
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalise inputs (B, S, C, …) of each site by itself."""
-        normalised: Tensor = self.apart(functional.group_norm(inputs, self.groups, eps=self.eps))
+        normalised: Tensor = self.by_site(functional.group_norm(inputs, self.groups, eps=self.eps))
         if self.weight is not None and self.bias is not None:
             shape = (self.sites, 1, -1, *(1,) * (inputs.ndim - 2))
             normalised = normalised * self.weight.view(shape) + self.bias.view(shape)
@@ -281,7 +284,7 @@ def _containers() -> frozenset[type[nn.Module]]:
 def signature(module: nn.Module) -> object:
     """Return a hashable value that is equal for networks that can be stacked; raise :class:`CannotStack`."""
     kind = type(module)
-    if not any(kind in known for known in (STACKED, UNCHANGED, _containers(), PUBLIC)):
+    if not any(kind in kinds for kinds in (STACKED, UNCHANGED, _containers(), PUBLIC)):
         raise CannotStack(f"a layer of kind {kind.__name__}")
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         raise CannotStack("a network with hooks")

@@ -102,10 +102,10 @@ def _groups(jobs: Sequence[Job], batching: Batching, at_once: int | None) -> Ite
         alike.setdefault(_kind(job, number), []).append(number)
     for numbers in alike.values():
         first = jobs[numbers[0]]
-        most = at_once or sites_at_once(first, batching)
-        programs, sides = -(-len(numbers) // most), _threads(first)
+        limit = at_once or sites_at_once(first, batching)
+        programs, sides = -(-len(numbers) // limit), _threads(first)
         size = -(-len(numbers) // (-(-programs // sides) * sides))  # every thread has work
-        ordered = sorted(numbers, key=lambda number: _batches_of(jobs[number]), reverse=True)
+        ordered = sorted(numbers, key=lambda number: _count_batches(jobs[number]), reverse=True)
         yield from (ordered[start : start + size] for start in range(0, len(ordered), size))
 
 
@@ -141,7 +141,7 @@ def _kind(job: Job, number: int) -> object:
     except CannotStack:
         return number
     inputs, labels = job.source.tensors
-    tensors = [inputs[0], labels[0], *_tensors_of(job.guide)]
+    tensors = [inputs[0], labels[0], *_guide_tensors(job.guide)]
     return (
         architecture,
         job.objective,
@@ -155,12 +155,12 @@ def _kind(job: Job, number: int) -> object:
     )
 
 
-def _batches_of(job: Job) -> tuple[int, int]:
+def _count_batches(job: Job) -> tuple[int, int]:
     """Return the number of an epoch's full batches, and the size of a shorter last batch, or 0."""
     return count_batches(len(job.source), job.schedule.batch_size, join_single=has_batch_norm(job.model))
 
 
-def _tensors_of(guide: Guide | None) -> tuple[Tensor, ...]:
+def _guide_tensors(guide: Guide | None) -> tuple[Tensor, ...]:
     match guide:
         case Targets(rows, present):
             return rows, present
@@ -199,7 +199,7 @@ class _Together:
             for name in (self._trained if self._job.proximal else ())
         }
         self._guides = [
-            torch.stack(tensors) for tensors in zip(*(_tensors_of(job.guide) for job in jobs), strict=True)
+            torch.stack(tensors) for tensors in zip(*(_guide_tensors(job.guide) for job in jobs), strict=True)
         ]
         self._feed = _Feed(jobs)
         self._rows: dict[str, Tensor] = {}
@@ -268,7 +268,7 @@ class _Feed:
         self._generators = [torch.Generator().manual_seed(job.seed) for job in jobs]
         self._device = jobs[0].device
         self._size = jobs[0].schedule.batch_size
-        counts = [_batches_of(job) for job in jobs]
+        counts = [_count_batches(job) for job in jobs]
         self._full = [full for full, _ in counts]
         self.batches = [full + bool(rest) for full, rest in counts]
         sample = self._data[0][0][0]

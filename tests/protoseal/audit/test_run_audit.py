@@ -77,7 +77,7 @@ def audited(agreement: Agreement, folder: Path) -> RunAudit:
 
 def weaknesses(audit: RunAudit) -> set[str]:
     """Return the names of the weaknesses that an audit found."""
-    return {check.weakness for _, check in audit.of(CheckOutcome.FOUND)}
+    return {check.weakness for _, check in audit.checks_with(CheckOutcome.FOUND)}
 
 
 METHODS = (Method.PFPL, Method.FEDPC, Method.FEDPLCC)

@@ -211,7 +211,7 @@ def run_audit_of(config: SimulationConfig) -> RunAudit:
 
 def outcome_of(made: RunAudit, check: str) -> CheckOutcome:
     """Return the outcome of a run's audit for a weakness: found if the named check, among others, finds it."""
-    names = {outcome: {found.weakness for _, found in made.of(outcome)} for outcome in CheckOutcome}
+    names = {outcome: {found.weakness for _, found in made.checks_with(outcome)} for outcome in CheckOutcome}
     if made.verdict is AuditVerdict.REFUTED:
         assert check in names[FOUND], names[FOUND]
         return FOUND
@@ -226,7 +226,7 @@ def test_weakenings_table_has_every_double() -> None:
 @pytest.mark.parametrize("text", [RELEASES, TRAINING], ids=["releases", "training"])
 def test_weakenings_true_run_stands(tmp_path: Path, text: str) -> None:
     made = run_audit_of(config_in(text, tmp_path / "run", keep_releases=True))
-    assert (made.verdict, made.of(FOUND)) == (AuditVerdict.STANDS, [])
+    assert (made.verdict, made.checks_with(FOUND)) == (AuditVerdict.STANDS, [])
 
 
 @pytest.mark.parametrize("name", FAST)

@@ -338,7 +338,7 @@ def test_simulate_impossible_configuration_claims_nothing(tmp_path: Path) -> Non
 
 def test_simulate_two_processes_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(config_for(tmp_path / "out"))
-    with folder.claimed(), pytest.raises(OtherSimulation, match="--out"):
+    with folder.claim(), pytest.raises(OtherSimulation, match="--out"):
         simulate(config_for(tmp_path / "out"))
 
 

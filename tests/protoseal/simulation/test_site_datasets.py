@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import PreprocessingSection, TableColumn, TableSection
-from protoseal.simulation.site_datasets import DividedData, divide, fewer, read_sites
+from protoseal.simulation.site_datasets import DividedData, divide, read_sites, thin_tests
 from secure_client.data.npz import read_npz, write_npz
 from secure_client.data.samples import TrainTest
 from secure_client.errors import DataError
@@ -200,11 +200,16 @@ def test_a_file_of_several_domains_gives_each_a_site(tmp_path: Path) -> None:
 
 def test_some_test_samples_of_each_class_and_domain_are_drawn_by_the_seed() -> None:
     tests = numbered(9, 2, 3)
-    kept = fewer(tests, 4, seed=1)
+    kept = thin_tests(tests, 4, seed=1)
     cells = np.stack([kept.domains, kept.labels])
     assert np.unique(cells, axis=1, return_counts=True)[1].tolist() == [4] * 6
-    assert ids(kept) == sorted(set(ids(kept))) == ids(fewer(tests, 4, seed=1)) != ids(fewer(tests, 4, seed=2))
-    assert ids(fewer(tests, 10, seed=1)) == ids(tests)
+    assert (
+        ids(kept)
+        == sorted(set(ids(kept)))
+        == ids(thin_tests(tests, 4, seed=1))
+        != ids(thin_tests(tests, 4, seed=2))
+    )
+    assert ids(thin_tests(tests, 10, seed=1)) == ids(tests)
 
 
 def test_fewer_test_samples_change_nothing_else_and_are_those_of_the_set_over_all(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ def test_the_test_part_can_be_dealt_out_with_the_rest(spec: str) -> None:
 
 def test_where_there_is_no_test_part_there_is_nothing_to_pool() -> None:
     whole = data(40)
-    assert parse_split("iid:pool=1").pooled(whole) is whole
-    assert parse_split("iid").pooled(data(4, test=1)).test is not None
+    assert parse_split("iid:pool=1").pool_parts(whole) is whole
+    assert parse_split("iid").pool_parts(data(4, test=1)).test is not None
 
 
 def test_shots_with_spreads_give_each_site_its_own_n_and_k() -> None:
