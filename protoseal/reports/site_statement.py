@@ -335,7 +335,8 @@ def list_not_covered(facts: StatementFacts) -> Iterator[str]:
     classifier = "" if private else ", and the classifier in model.safetensors, which trains without noise"
     yield (
         f"Files that stay at this site: accuracy figures, numbers of samples and log{classifier}, and with"
-        f" keep_releases the folder {RELEASES} (draws, models and steps of training). Who passes them on, or shows an accuracy, is not covered."
+        f" keep_releases the folder {RELEASES} (draws, models and steps of training). Who passes them on, or shows an"
+        " accuracy, is not covered."
     )
     if facts.account is not None:
         elsewhere = charged_elsewhere(facts.account)
