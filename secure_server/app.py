@@ -38,7 +38,7 @@ ROUNDS_LOG, ADDRESS = "rounds.jsonl", "address"
 """File names in the state directory: a JSON line for each completed round; host:port while the coordinator serves."""
 
 
-def rules_of(config: CoordinatorConfig) -> Rules:
+def load_rules(config: CoordinatorConfig) -> Rules:
     """Return the rules of the run that the coordinator's file describes."""
     return build_rules(
         config.agreement,
@@ -109,7 +109,7 @@ def run_coordinator(
         rounds_log, address_file = config.state_dir / ROUNDS_LOG, config.state_dir / ADDRESS
         coordinator = Coordinator(
             agreement=agreement,
-            rules=rules_of(config),
+            rules=load_rules(config),
             trust=trust,
             store=store,
             aggregator=Aggregator(agreement, config.state_dir / "evaluation-keys.bin", processes),

@@ -39,7 +39,7 @@ def min_group_size(agreement: Agreement, roster: int) -> int:
         if agreement.privacy and agreement.distributed_noise
         else 1
     )
-    return max(agreement.min_holders, _FEWEST_MASKED, agreement.masking.min_group_size(roster), of_noise)
+    return max(agreement.min_holders, _FEWEST_MASKED, agreement.masking.fewest_resisting(roster), of_noise)
 
 
 def steps_of(agreement: Agreement, round_number: int) -> tuple[Phase, ...]:

@@ -228,11 +228,11 @@ class RunSettings(Section):
     def check_colluding(self, method: Method, sites: int) -> None:
         """Raise ``ValueError`` where a group of a run of so many sites may be too small for ``max_colluding`` of them.
 
-        Sites would refuse every masked sum of such a group (:meth:`MaskingSection.min_group_size`).
+        Sites would refuse every masked sum of such a group (:meth:`MaskingSection.fewest_resisting`).
         """
         if method.traits.family is Family.ALONE or not self.plan_of(method).masked:
             return
-        fewest, smallest = self.masking.min_group_size(sites), self._smallest_group(method, sites)
+        fewest, smallest = self.masking.fewest_resisting(sites), self._smallest_group(method, sites)
         self._check_noise_is_held(sites, smallest)
         if smallest < fewest:
             larger = f"set min_holders to {fewest} or more, " if fewest <= sites else ""

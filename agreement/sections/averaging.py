@@ -58,10 +58,9 @@ class MaskingSection(Section):
     third of the group's members.
 
     In a run of more than ``complete_up_to`` sites a list of members must be long enough to resist that share
-    (:meth:`min_group_size`), since the coordinator chooses the list. In a smaller run every graph is complete and
+    (:meth:`fewest_resisting`), since the coordinator chooses the list. In a smaller run every graph is complete and
     ``max_colluding`` **has no effect**: the threshold and ``min_holders`` decide, and c colluders require min_holders
-    of max(3c − 1, c + 2). The coordinator also states the number of the run's sites, from ``min_sites``
-    up.
+    of max(3c − 1, c + 2). The coordinator also states the number of the run's sites, from ``min_sites`` up.
     """
 
     ring_bits: Literal[32, 64] | None = None
@@ -89,10 +88,10 @@ class MaskingSection(Section):
         """Return the number of colluders among a run's ``roster`` sites that ``max_colluding`` stands for."""
         return ceil(self.max_colluding * roster - _ROUNDING)
 
-    def min_group_size(self, roster: int) -> int:
-        """Return the fewest members of a group that an attempt may list in a run of ``roster`` sites.
+    def fewest_resisting(self, roster: int) -> int:
+        """Return the fewest members of a group that resist the colluders of a run of ``roster`` sites.
 
-        1 where no group of the run is large enough for a sparse graph. The group itself may be no smaller either.
+        1 where no group of the run is large enough for a sparse graph.
         """
         if roster <= self.complete_up_to:
             return 1

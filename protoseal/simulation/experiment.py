@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Dataset
 
 from agreement import CONTROLS, Agreement, ConfigError, Method
@@ -211,6 +212,7 @@ class SeedRuns:
                 self._warn_without_releases(method)
             self._watcher.on_run(EndedRun(self._seed, method, run.outcome, anew=method not in ended))
             result = self._publish_results(complete=len(self._runs) == len(self._config.methods))
+        self._warn_of_withheld_classes(result)
         return result
 
     def _read_ended_runs(self) -> dict[Method, SavedRun]:
@@ -238,6 +240,24 @@ class SeedRuns:
                 "--keep-releases",
                 folder,
             )
+
+    def _warn_of_withheld_classes(self, result: RunResult) -> None:
+        """Log a warning where every class, or every class of a site, was withheld in the reported round.
+
+        Sites then exchange no prototypes, so that a comparison of protections, or of settings, shows no difference.
+        """
+        reason = f"fewer than min_holders = {result.config['min_holders']} sites hold each of them"
+        remedy = (
+            "no prototypes came back: simulate more sites, or choose a --split in which sites share classes"
+        )
+        if result.withheld and set(result.withheld) == set(result.classes):
+            _log.warning("every class was withheld, since %s; %s", reason, remedy)
+            return
+        withheld = {site.name: set(site.withheld) for site in result.sites if site.withheld}
+        for site in self._scene.divided.sites if withheld else ():
+            held = {result.classes[k] for k in np.unique(site.train.labels)}
+            if held <= withheld.get(site.name, set()):
+                _log.warning("every class of %s was withheld, since %s; %s", site.name, reason, remedy)
 
     def _run_or_resume(self, method: Method) -> SavedRun:
         """Run a method, or resume its run from the state that a killed process left."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from agreement import Agreement, MaskingSection
 from agreement.derived.cohorts import first_round, has_common_group, min_group_size, steps_of
@@ -28,8 +29,8 @@ class Rules:
 
     ``first_round`` is 0 if sites are clustered before training; that round consists of ``clustering_steps`` and has no
     RESULT. All other rounds consist of ``round_steps``. With ``common_group`` all members are one group from the start.
-    An attempt has either no members of a group, or at least ``smallest_group`` and, under masks, at least as many as
-    ``masking`` requires in a run of that many members. Once survivors are signed, a round is over for groups of more
+    An attempt has either no members of a group, or at least ``min_group_size`` of them, a function of the number of the
+    run's members. Once survivors are signed, a round is over for groups of more
     members than ``masking.complete_up_to``; without masks, ``masking`` is None and this does not apply.
 
     A run is empty if every member has left, or missed a deadline without calling since. An empty run stops after
@@ -48,7 +49,7 @@ class Rules:
     clustering_steps: tuple[Phase, ...] = (Phase.VALUES,)
     round_steps: tuple[Phase, ...] = (Phase.VALUES,)
     common_group: bool = False
-    smallest_group: int = 1
+    min_group_size: Callable[[int], int] = lambda members: 1
     masking: MaskingSection | None = None
     empty_seconds: float = math.inf
 
@@ -61,10 +62,6 @@ class Rules:
     def steps(self, round_number: int) -> tuple[Phase, ...]:
         """Phases of a round between PRESENCE and the computation."""
         return self.round_steps if round_number else self.clustering_steps
-
-    def min_group_size(self, members: int) -> int:
-        """Return the fewest members of a group that take part in an attempt, in a run of so many members."""
-        return max(self.smallest_group, self.masking.min_group_size(members) if self.masking else 1)
 
     def seconds(self, stage: Stage) -> float:
         """Return the longest time of a stage, in seconds."""
@@ -108,7 +105,7 @@ def build_rules(
         clustering_steps=steps_of(agreement, 0),
         round_steps=steps_of(agreement, 1),
         common_group=has_common_group(agreement),
-        smallest_group=min_group_size(agreement, 0),
+        min_group_size=partial(min_group_size, agreement),
         masking=agreement.masking if Phase.SHARES in steps_of(agreement, 1) else None,
         empty_seconds=empty_seconds,
     )

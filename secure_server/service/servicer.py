@@ -231,7 +231,7 @@ class Servicer(pb_grpc.CoordinatorServicer):
             _log.info("%s of %s at %s was cancelled", rpc, site, self._connections.origin(context.peer()))
             raise
         except Exception as error:
-            status = status_of(error)
+            status = find_status(error)
             if status is None:
                 _log.exception("%s of %s failed", rpc, site)
                 await context.abort(
@@ -323,7 +323,7 @@ class Changes:
         change.set()
 
 
-def status_of(error: Exception) -> StatusCode | None:
+def find_status(error: Exception) -> StatusCode | None:
     """Return the status of a refusal, by the nearest class in the table; None for an error that is no refusal."""
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), None)
 

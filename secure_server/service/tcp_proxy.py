@@ -9,7 +9,7 @@ nobody makes without a certificate of the federation's CA (:meth:`TcpProxy.vouch
 Guaranteed, however many connections are opened: files and memory for them are bounded, since few bytes of a connection
 reach gRPC before a site's first call on it; a network (an IPv4 address, an
 IPv6 /64) loses its connections to another one only while it has more of them itself; and a host that shares its network
-with an attacker is served if it finishes its handshake before ``Limits.strangers`` newer connections arrive.
+with an attacker is served if it finishes its handshake before ``ConnectionLimits.strangers`` newer connections arrive.
 Limit: a flood that saturates the network, or the processor by handshakes, is not stopped here.
 """
 
@@ -44,7 +44,7 @@ _LOG_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """The most connections in all, of strangers (who have made no call yet), and of one site.
 
     ``seconds`` is the time from the connection to its first call.
@@ -56,7 +56,7 @@ class Limits:
     seconds: float = _CALL_SECONDS
 
 
-def raise_file_limit() -> Limits:
+def raise_file_limit() -> ConnectionLimits:
     """Raise the soft limit of open files to the hard one, 65,536 at most, and return the limits that fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
@@ -64,13 +64,13 @@ def raise_file_limit() -> Limits:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     files = max(soft, wanted) if soft != resource.RLIM_INFINITY else _MOST_FILES
     connections = max(files // 2, files - _FILES_FOR_THE_REST) // _FILES_EACH
-    return Limits(connections, min(_MOST_STRANGERS, connections // 2))
+    return ConnectionLimits(connections, min(_MOST_STRANGERS, connections // 2))
 
 
 class TcpProxy:
     """Proxy between the network and the server at a Unix socket. All calls come on one event loop."""
 
-    def __init__(self, server: Path, limits: Limits) -> None:
+    def __init__(self, server: Path, limits: ConnectionLimits) -> None:
         self._server, self._limits = server, limits
         self._strangers: defaultdict[str, dict[OuterEnd, None]] = defaultdict(dict)
         self._sites: defaultdict[str, dict[OuterEnd, None]] = defaultdict(dict)

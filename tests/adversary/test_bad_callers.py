@@ -21,7 +21,7 @@ from protoseal_wire.messages import (
 )
 from secure_server import errors
 from secure_server.coordinator import Coordinator
-from secure_server.service.servicer import status_of
+from secure_server.service.servicer import find_status
 from tests.support.small import RUN, small_agreement, small_data
 
 A, B = "clinic-a", "clinic-b"
@@ -99,7 +99,7 @@ def test_join_wrong_is_refused(name: str, federation: LocalFederation) -> None:
     before = federation.coordinator.state, federation.store.statements()
     with pytest.raises(error) as refused:
         federation.coordinator.join(caller, make(federation))
-    assert status_of(refused.value) is status
+    assert find_status(refused.value) is status
     assert (federation.coordinator.state, federation.store.statements()) == before
 
 
@@ -145,7 +145,7 @@ def test_call_out_of_turn_is_refused(name: str, federation: LocalFederation) -> 
     before = federation.coordinator.state
     with pytest.raises(error) as refused:
         call(federation.coordinator)
-    assert status_of(refused.value) is status
+    assert find_status(refused.value) is status
     assert federation.coordinator.state == before
 
 
@@ -161,7 +161,7 @@ def test_join_with_a_second_statement_is_refused() -> None:
         before = federation.coordinator.state, federation.store.statements()
         with pytest.raises(errors.Conflict) as refused:
             federation.coordinator.join(site.name, replace(request, statement=other))
-        assert status_of(refused.value) is StatusCode.ALREADY_EXISTS
+        assert find_status(refused.value) is StatusCode.ALREADY_EXISTS
         assert (federation.coordinator.state, federation.store.statements()) == before
         federation.run()
         assert all(each.learner.values.require_last().round == agreement.rounds for each in federation.sites)

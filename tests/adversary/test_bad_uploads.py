@@ -24,7 +24,7 @@ from protoseal_wire.class_presence import sign_presence
 from protoseal_wire.messages import Acknowledgement, Phase, PresenceStatement, RoundStart
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_server import errors
-from secure_server.service.servicer import status_of
+from secure_server.service.servicer import find_status
 from tests.adversary.bad_set_ups import MAKERS, NOT_MAKERS, OTHER_HASH, SEALED, UNSIGNED, Case
 from tests.adversary.stopped_run import Scene, Upload, personalised, play_up_to, stopped_at
 from tests.support.anchors import anchor
@@ -252,7 +252,7 @@ def test_bad_upload_changes_nothing_and_the_run_continues(stop: Stop) -> None:
             upload = change(scene)
             with pytest.raises(error) as refused:
                 scene.send(upload)
-            assert status_of(refused.value) is status, name
+            assert find_status(refused.value) is status, name
             assert scene.memory() == before, name
         _assert_duplicates_are_harmless(scene)
         scene.federation.run()
@@ -276,7 +276,7 @@ def _assert_duplicates_are_harmless(scene: Scene) -> None:
     assert scene.memory() == after
     with pytest.raises(errors.Conflict) as refused:
         scene.send(scene.upload(scene.honest + b"\x00"))
-    assert status_of(refused.value) is StatusCode.ALREADY_EXISTS
+    assert find_status(refused.value) is StatusCode.ALREADY_EXISTS
     assert scene.memory() == after
 
 

@@ -154,14 +154,14 @@ def test_no_list_that_a_large_run_takes_has_too_many_who_collude() -> None:
     colluding = masking.colluding(roster)
     short = [n for n in range(2, roster + 1) if colluding >= 2 * threshold(n) - n]
     assert (colluding, short[-1]) == (50, 148)
-    assert masking.min_group_size(roster) == 149
+    assert masking.fewest_resisting(roster) == 149
     assert not [n for n in range(149, roster + 1) if n - colluding < 2]
 
 
 @pytest.mark.parametrize(("roster", "fewest"), [(2, 1), (100, 1), (101, 32), (256, 77)])
 def test_where_no_graph_is_sparse_any_list_will_do(roster: int, fewest: int) -> None:
-    assert MaskingSection().min_group_size(roster) == fewest
-    assert MaskingSection(complete_up_to=roster).min_group_size(roster) == 1
+    assert MaskingSection().fewest_resisting(roster) == fewest
+    assert MaskingSection(complete_up_to=roster).fewest_resisting(roster) == 1
 
 
 def test_a_site_insists_on_the_larger_of_both_under_masks_alone() -> None:

@@ -128,7 +128,7 @@ class TestAgreedRules:
             join_seconds=1.0,
             phase_seconds=dict.fromkeys(Phase, 1.0),
         )
-        assert (rules.roster, rules.needs_secret, rules.smallest_group) == (("a", "d", "w"), True, 3)
+        assert (rules.roster, rules.needs_secret, rules.min_group_size(3)) == (("a", "d", "w"), True, 3)
         assert (rules.first_round, rules.steps(0), rules.steps(1)) == (0, (Phase.VALUES,), STEPS)
 
     def test_rules_smallest_group_of_plain_and_masked_sums(
@@ -139,7 +139,7 @@ class TestAgreedRules:
         for protection in (Protection.PLAIN, Protection.MASKED):
             agreement = fedpc_agreement(protection, **few)
             with playing(agreement, *identities, tmp_path / protection.name) as play:
-                smallest.append(play.coordinator._rules.smallest_group)
+                smallest.append(play.coordinator._rules.min_group_size(4))
         assert smallest == [1, 2], "a mask is between two"
 
     def test_rules_pfpl(self) -> None:

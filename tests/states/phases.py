@@ -96,7 +96,7 @@ class Explorer:
             phase_seconds=dict.fromkeys(Phase, _DEADLINE),
             round_steps=MASKED_SUM,
             common_group=True,
-            smallest_group=_LEAST,
+            min_group_size=lambda members: _LEAST,
         )
         first = Whole(machine.start(self._rules, 0.0), (Site(),) * sites, faults)
         self._came: dict[Whole, tuple[Whole, str] | None] = {first: None}

@@ -13,7 +13,7 @@ from privacy.errors import PrivacyError
 from secure_client.errors import SiteError, Unreachable
 from secure_client.transport import FINAL
 from secure_server.rounds.state import State
-from secure_server.service.servicer import status_of
+from secure_server.service.servicer import find_status
 from tests.states.disks import Disk, Extent
 from tests.states.faults import AWAY, CALLS, COORDINATOR, Kind, Pending
 from tests.states.federations import Cast
@@ -172,7 +172,7 @@ class Network:
             scene.acting, scene.injured = acting, False
 
     def _refuse(self, error: Exception) -> None:
-        status = status_of(error)
+        status = find_status(error)
         if status is None and not self._scene.injured:
             self._scene.monitor.broken(Promise.NO_REFUSAL, f"the coordinator fails inside a call: {error!r}")
         if status is not None and status in FINAL:

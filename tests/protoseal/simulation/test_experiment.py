@@ -55,6 +55,15 @@ def one_seed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult,
 OneSeed = tuple[Path, RunResult, Rounds]
 
 
+@pytest.mark.parametrize(("split", "warned"), [("mixed:n=2,max=6", True), ("iid:per=40", False)])
+def test_simulate_all_classes_withheld_logs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, split: str, warned: bool
+) -> None:
+    """With two classes at each of three sites, hardly a class has the three holders that it needs."""
+    simulate(config_for(tmp_path / "out", split=split, rounds=1), Watcher())
+    assert any("every class" in record.message for record in caplog.records) is warned
+
+
 def test_simulate_one_seed_writes_the_result_it_returns(one_seed: OneSeed) -> None:
     out, result, _ = one_seed
     assert read_result(out) == result

@@ -57,7 +57,7 @@ def random_rules(rng: random.Random) -> Rules:
         first_round=first_round,
         common_group=common,
         round_steps=steps,
-        smallest_group=2,
+        min_group_size=lambda members: 2,
         run="sim",
         roster=tuple(f"s{number}" for number in range(sites)),
         min_sites=rng.randint(2, sites if steps in NEED_EVERYONE else sites // 2 + 1),
@@ -263,7 +263,7 @@ class CheckedRun:
             left, in_size = set(able) - (set(before.step_sites) - answered), set(able)
         else:
             return False
-        least = self.rules.smallest_group
+        least = self.rules.min_group_size(len(before.members))
         sizes = [len(in_size & set(group)) for group in before.groups]
         bound = [left & set(group) for group in before.groups if self._keeps_faith(key, group, left)]
         too_few = sum(len(each) for each in bound if len(each) >= least) < self.rules.min_sites
@@ -324,7 +324,8 @@ class CheckedRun:
         present = set(self.state.participants)
         groups = [sorted(present & set(group)) for group in self.state.groups]
         staying = [group for group in groups if group]
-        require(all(len(group) >= self.rules.smallest_group for group in staying), f"too small: {groups}")
+        least = self.rules.min_group_size(len(self.state.members))
+        require(all(len(group) >= least for group in staying), f"too small: {groups}")
         steps = self.rules.round_steps
         if steps in NEED_EVERYONE:
             return Planned()

@@ -114,7 +114,7 @@ GROUPED = replace(
     roster=ALL,
     first_round=0,
     round_steps=STEPS,
-    smallest_group=3,
+    min_group_size=lambda members: 3,
     phase_seconds={**RULES.phase_seconds, **dict.fromkeys(STEPS, 20.0)},
 )
 THREE_OF_EACH = tuple(Quorum(phase, frozenset(group), 3) for group in (LEFT, RIGHT) for phase in STEPS)

@@ -88,7 +88,7 @@ def test_left_attempt_waits_for_others_that_may_return() -> None:
 def test_left_attempt_round_is_not_abandoned_if_next_could_succeed() -> None:
     """The values that were asked in the first attempt keep any two of the group from another."""
     player = one_group(min_sites=2)
-    player.rules = replace(player.rules, smallest_group=2)
+    player.rules = replace(player.rules, min_group_size=lambda members: 2)
     player.begin(LEFT, tuple(Quorum(phase, frozenset(LEFT), 3) for phase in STEPS))
     player.go_to(Stage.VALUES)
     player.do(Left("ada"), Left("bea"))

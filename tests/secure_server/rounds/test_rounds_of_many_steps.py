@@ -38,6 +38,15 @@ from tests.secure_server.rounds.round_player import (
 )
 
 
+def masked_rules(masking: MaskingSection) -> Rules:
+    """Return rules under which a group has three members, or as many more as resist colluders."""
+    return replace(
+        GROUPED,
+        masking=masking,
+        min_group_size=lambda members: max(3, masking.fewest_resisting(members)),
+    )
+
+
 def test_clustering_is_round_0_without_result() -> None:
     player = Player(GROUPED)
     player.set_up(*ALL)
@@ -145,7 +154,7 @@ class TestGroups:
     def test_groups_large_run_size_resists_colluders(self, colluding: float, goes_on: bool) -> None:
         """Two of eight take five, so that not one site is asked for shares; one of eight three."""
         masking = MaskingSection(complete_up_to=7, max_colluding=colluding)
-        player = GroupPlayer(replace(GROUPED, masking=masking), groups=(ALL,))
+        player = GroupPlayer(masked_rules(masking), groups=(ALL,))
         player.answer(*LEFT)
         player.to_deadline()
         if goes_on:
@@ -158,7 +167,7 @@ class TestGroups:
 
     def test_groups_complete_graphs_ignore_colluders(self) -> None:
         masking = MaskingSection(complete_up_to=8, max_colluding=0.25)
-        player = GroupPlayer(replace(GROUPED, masking=masking), groups=(ALL,))
+        player = GroupPlayer(masked_rules(masking), groups=(ALL,))
         player.answer(*LEFT[:3])
         player.to_deadline()
         assert (player.stage, player.state.participants) == (Stage.PLANNING, LEFT[:3])

@@ -111,7 +111,7 @@ class Tolerant(SimulatedRun):
             common_group=False,
             round_steps=CLUSTERED_SUM,
             max_attempts=1,
-            smallest_group=2,
+            min_group_size=lambda members: 2,
         )
         spare = len(self.rules.roster) - (2 * len(self.rules.roster) // 3 + 1)
         self.spare = self.rng.sample(self.rules.roster, spare)
@@ -217,7 +217,7 @@ def asks_all_participants(rules: Rules, state: State, missing: object, now: floa
 
 def any_members_will_do(rules: Rules, state: State, group: tuple[str, ...], sites: Set[str]) -> bool:
     """Accept any members, whoever sent values before."""
-    return len(sites & set(group)) >= rules.smallest_group
+    return len(sites & set(group)) >= rules.min_group_size(len(rules.roster))
 
 
 def finishes_regardless(rules: Rules, state: State, now: float) -> State:

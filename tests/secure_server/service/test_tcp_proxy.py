@@ -19,7 +19,7 @@ from protoseal_wire.messages import PROTOCOL_VERSION, DownloadRequest, Finished,
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from protoseal_wire.v1.protoseal_pb2_grpc import CoordinatorStub
 from secure_server.errors import CannotListen
-from secure_server.service.tcp_proxy import Limits, bind_sockets, raise_file_limit
+from secure_server.service.tcp_proxy import ConnectionLimits, bind_sockets, raise_file_limit
 from tests.secure_server.service.harness import KEY, RUN, FakeHandler, dialling, join_request, serving
 from tests.secure_server.service.parties import Federation
 from tests.secure_server.service.test_server import process
@@ -125,7 +125,7 @@ class TestFewAtOnce:
 
     @pytest.fixture(autouse=True)
     def _limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        limits = Limits(connections=40, strangers=8, of_a_site=2)
+        limits = ConnectionLimits(connections=40, strangers=8, of_a_site=2)
         monkeypatch.setattr("secure_server.service.server.raise_file_limit", lambda: limits)
 
     def test_proxy_flood_from_another_network_costs_nothing(self, port: int) -> None:
@@ -158,7 +158,9 @@ def test_proxy_connection_without_a_call_is_closed_in_time(
     handler: FakeHandler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("secure_server.service.server.raise_file_limit", lambda: Limits(40, 8, seconds=2.0))
+    monkeypatch.setattr(
+        "secure_server.service.server.raise_file_limit", lambda: ConnectionLimits(40, 8, seconds=2.0)
+    )
     with serving(handler, coordinator, federation.trust) as port, _alone(port, federation, site) as stub:
         poll = _polling(handler, stub)
         with strangers(port, 1) as (stranger,):
