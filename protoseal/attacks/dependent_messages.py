@@ -21,7 +21,7 @@ from protoseal.simulation.experiment import load_scene
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.data.npz import write_npz
-from secure_client.data.samples import Samples, TrainTest
+from secure_client.data.samples import TrainTest
 from secure_server.store import Received
 
 SIZES_VARY = 8
@@ -68,7 +68,10 @@ def record_neighbour(run: RecordedRun) -> RecordedRun:
     divided = load_scene(run.config, run.seed).divided
     with tempfile.TemporaryDirectory(prefix="protoseal-neighbour-") as folder:
         for site in divided.sites:
-            data = TrainTest(_brighten_first_record(site.train), site.test, divided.classes, site.domains)
+            inputs = np.array(site.train.inputs)
+            inputs[0] = inputs.max()
+            train = replace(site.train, inputs=inputs)
+            data = TrainTest(train, site.test, divided.classes, site.domains)
             write_npz(Path(folder) / f"{site.name}.npz", data)
         update = {
             "dataset": f"sites:{folder}",
@@ -76,12 +79,6 @@ def record_neighbour(run: RecordedRun) -> RecordedRun:
             "classes": divided.classes,
         }
         return record_run(run.config.model_copy(update=update), run.seed)
-
-
-def _brighten_first_record(train: Samples) -> Samples:
-    inputs = np.array(train.inputs)
-    inputs[0] = inputs.max()
-    return replace(train, inputs=inputs)
 
 
 def _list_messages(run: RecordedRun, site: str, number: int) -> list[Message]:

@@ -55,7 +55,11 @@ def read_models(run: RecordedRun, adversary: Adversary, victim: str) -> Iterator
 
 def find_base(run: RecordedRun, site: str) -> Rows:
     """Return the averaged part (p + q,) that the site's last round began with: a result's, or the initial model's."""
-    earlier = [content for number, content in _list_results(run, site) if number < run.agreement.rounds]
+    earlier = [
+        content
+        for key, content in run.downloads[site]
+        if key.phase is Phase.RESULT and 0 < key.round < run.agreement.rounds
+    ]
     if earlier:
         return _open_model(run, site, earlier[-1])
     agreement = run.agreement
@@ -66,6 +70,7 @@ def find_base(run: RecordedRun, site: str) -> Rows:
 def load_model(run: RecordedRun, vector: Rows) -> PrototypeModel:
     """Return the initial model with ``vector`` (p + q,), within the agreed bounds, as its averaged part."""
     agreement = run.agreement
+    # What is read from random bytes exceeds every bound, and would overflow.
     bounds = np.full(len(vector), agreement.averaging.buffer_bound)
     bounds[: agreement.averaging.parameters] = agreement.averaging.parameter_bound
     model = build_agreed_model(agreement, agreement.training.model, run.config.pretrained)
@@ -89,6 +94,7 @@ def _read_upload(run: RecordedRun, victim: str) -> ExchangedModel:
             numbers = signed * agreement.fixed_point().resolution
             return ExchangedModel("its masked words, read as numbers", _divide_by_weight(agreement, numbers))
         case _:
+            # The last bytes are of coefficients; a header comes first.
             content = b"".join(payload.blobs)[-8 * length :].ljust(8 * length, b"\0")
             numbers = np.frombuffer(content, dtype="<i8") / 2.0**63
             return ExchangedModel("its ciphertexts, read as numbers", _divide_by_weight(agreement, numbers))
@@ -123,6 +129,7 @@ def read_average(
     colluders = [name for name in colluders if name in group]
     if not colluders:
         return ExchangedModel("the averaged model", mean, len(group))
+    # A mean over samples weighs sites by their counts, which the agreement cuts off.
     weight_limit = run.agreement.averaging.most_samples if run.agreement.layout.weighted else 1
     weights = {name: min(len(run.sites[name].train), weight_limit) for name in group}
     own = np.sum([weights[name] * run.sites[name].averaged for name in colluders], axis=0)
@@ -140,13 +147,6 @@ def _open_mean_model(
         return _open_model(run, site, run.result(site)[1])
     means = find_means(run, victim, colluders, coordinator=coordinator)
     return means[0].model if means else None
-
-
-def _list_results(run: RecordedRun, site: str) -> list[tuple[int, bytes]]:
-    given = [
-        (key, content) for key, content in run.downloads[site] if key.phase is Phase.RESULT and key.round
-    ]
-    return [(key.round, content) for key, content in given]
 
 
 def _open_model(run: RecordedRun, site: str, content: bytes) -> Rows:

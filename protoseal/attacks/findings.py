@@ -174,6 +174,7 @@ def find_worst(cases: Sequence[CaseRecord]) -> Finding:
     worst = pick_worst(telling)
     counts = {case.samples_behind for case in cases}
     same = {case.samples_behind for case in telling if case.verdict is worst.verdict}
+    # One verdict for all numbers of samples needs no list of them.
     all_alike = None in same or (same == counts and len(counts) > 1)
     return Finding(worst, () if all_alike else tuple(sorted(count for count in same if count)))
 
@@ -278,10 +279,13 @@ def group_undefended(cases: Sequence[CaseRecord]) -> dict[str, list[CaseRecord]]
     by_family: dict[str, list[CaseRecord]] = {}
     for case in sorted(cases, key=lambda case: suites.index(case.suite)):
         by_family.setdefault(case.family, []).append(case)
-    return {
-        name: list_baselines(of_family) or _rebuild_baselines(of_family)
-        for name, of_family in by_family.items()
-    }
+    undefended = {}
+    for name, of_family in by_family.items():
+        by_samples: dict[int | None, list[CaseRecord]] = {}
+        for case in of_family:
+            by_samples.setdefault(case.samples_behind, []).append(_without_defence(case))
+        undefended[name] = list_baselines(of_family) or [pick_worst(alike) for alike in by_samples.values()]
+    return undefended
 
 
 def list_baselines(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
@@ -291,13 +295,6 @@ def list_baselines(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
     """
     exact = [case for case in cases if is_exact_plain(case) and case.adversary == Adversary.COORDINATOR]
     return [case for case in exact if not case.own_reference]
-
-
-def _rebuild_baselines(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
-    by_samples: dict[int | None, list[CaseRecord]] = {}
-    for case in cases:
-        by_samples.setdefault(case.samples_behind, []).append(_without_defence(case))
-    return [pick_worst(alike) for alike in by_samples.values()]
 
 
 def _without_defence(case: CaseRecord) -> CaseRecord:
@@ -355,6 +352,7 @@ def _add_members(name: str, own: Mapping[str, Standing]) -> Standing:
     for member in MEMBERS.get(name, ()):
         for question, finding in own[member].findings.items():
             own_finding = findings.get(question)
+            # What a member tried without success says nothing about a coalition that did not try it.
             if own_finding is None:
                 adopts = finding.verdict in (Verdict.NOT_DEFENDED, Verdict.NOISY_VALUES)
             else:

@@ -186,7 +186,9 @@ class AttackGrid:
         if self._curve is None and any(setting.epsilon != math.inf for setting in self._settings):
             raise UserError("a finite ε needs noise to scale: add a [privacy] section to the configuration")
         flat = [case for suite in cases.values() for case in suite]
-        samples = sorted({_list_thinned_samples(flat) if case.thinned else () for case in flat}, reverse=True)
+        # One thinned run serves all cases: its sites have each wanted number of samples of some class.
+        few = tuple(sorted({ENOUGH, *(case.samples for case in flat if case.thinned and case.samples)}))
+        samples = sorted({few if case.thinned else () for case in flat}, reverse=True)
         self._planned = tuple(
             PlannedRun(setting, seed, counts)
             for setting in self._settings
@@ -330,34 +332,31 @@ class AttackGrid:
         )
 
     def _list_records(self, outcomes: Mapping[PlannedRun, RunOutcomes]) -> Iterator[CaseRecord]:
-        for suite, cases in self._cases.items():
-            for case in cases:
-                for setting in self._settings:
-                    undefended = _find_undefended(outcomes, case, setting)
-                    if undefended is None:
-                        continue
-                    epsilon = _find_epsilon(outcomes, setting)
-                    for outcome in _combine_readings(outcomes, case, setting):
-                        yield make_record(
-                            suite,
-                            case,
-                            setting.protection,
-                            epsilon,
-                            outcome,
-                            undefended,
-                            covers=self._covers_values,
-                        )
-
-    @property
-    def _covers_values(self) -> bool:
-        """True if the configuration's ε covers the values that one site releases: with all noise of its own."""
         privacy = self._config.privacy
-        return privacy is not None and not privacy.distributed and privacy.extractor is not Extractor.TRAINED
-
-
-def _list_thinned_samples(cases: Sequence[Case]) -> tuple[int, ...]:
-    counts = (case.samples for case in cases if case.thinned and case.samples is not None)
-    return tuple(sorted({ENOUGH, *counts}))
+        # ε covers what one site releases where all of its noise is its own and no feature was trained on its records.
+        covers = (
+            privacy is not None and not privacy.distributed and privacy.extractor is not Extractor.TRAINED
+        )
+        for suite, cases in self._cases.items():
+            for case, setting in product(cases, self._settings):
+                undefended = _find_undefended(outcomes, case, setting)
+                if undefended is None:
+                    continue
+                epsilon = _find_epsilon(outcomes, setting)
+                by_reading: dict[tuple[str, str], list[CaseOutcome]] = {}
+                for outcome in _select_outcomes(outcomes, case, setting):
+                    if outcome.adversary != REFERENCE:
+                        by_reading.setdefault((outcome.adversary, outcome.reading), []).append(outcome)
+                for of_seeds in by_reading.values():
+                    yield make_record(
+                        suite,
+                        case,
+                        setting.protection,
+                        epsilon,
+                        combine_seeds(of_seeds),
+                        undefended,
+                        covers=covers,
+                    )
 
 
 def _attack_run(run: RecordedRun, cases: Sequence[Case]) -> Iterator[tuple[Case, str, Measurement]]:
@@ -415,15 +414,3 @@ def _find_epsilon(outcomes: Mapping[PlannedRun, RunOutcomes], setting: Setting) 
         if planned.setting == setting and of_run.epsilon is not None
     ]
     return max(spent, default=None)
-
-
-def _combine_readings(
-    outcomes: Mapping[PlannedRun, RunOutcomes], case: Case, setting: Setting
-) -> Iterator[CaseOutcome]:
-    """Yield the outcome of each adversary's reading over all seeds."""
-    by_reading: dict[tuple[str, str], list[CaseOutcome]] = {}
-    for outcome in _select_outcomes(outcomes, case, setting):
-        if outcome.adversary != REFERENCE:
-            by_reading.setdefault((outcome.adversary, outcome.reading), []).append(outcome)
-    for alike in by_reading.values():
-        yield combine_seeds(alike)

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import normalize
 
 from protoseal.attacks.cases import Auxiliary, Measurement, Picture, clustered_interval
 from protoseal.attacks.recorded_run import Rows
@@ -53,7 +54,7 @@ def run_trial(image: Tensor, made: Tensor, others: Tensor, title: str) -> Trial:
     """Look for an image (…) among ``others`` (N, …) by the reconstruction of ``made`` (B, …) that resembles it most."""
     gallery = torch.cat([image[None], others]).flatten(1)
     mean = gallery.mean(dim=0)  # of the image and its rivals alike, so that chance is exactly one in ten
-    likeness = _cosines(gallery - mean, made.flatten(1) - mean)
+    likeness = normalize(gallery - mean, dim=1) @ normalize(made.flatten(1) - mean, dim=1).T
     best = made[likeness[0].argmax()]
     return _make_trial(image, others, likeness.amax(dim=1), title, {"reconstruction": best})
 
@@ -68,24 +69,14 @@ def _make_trial(image: Tensor, others: Tensor, scores: Tensor, title: str, best:
     """Return the trial of an image by ``scores`` (N + 1,), with the ``best`` guess under its caption."""
     images = {"original": image, **best, "class mean": others.mean(dim=0)}
     (guess,) = best.values()
+    # All galleries of nine rivals are equally likely; those in which every rival scores lower are hits.
+    below, rest = int((scores[1:] < scores[0]).sum()), len(scores) - 1
     return Trial(
-        _hit_probability(scores),
+        math.comb(below, GALLERY - 1) / math.comb(rest, GALLERY - 1),
         measure_similarities(guess[None], image[None], others[:1]),
         title,
         images,
     )
-
-
-def _cosines(images: Tensor, others: Tensor) -> Tensor:
-    products: Tensor = nn.functional.normalize(images, dim=1) @ nn.functional.normalize(others, dim=1).T
-    return products
-
-
-def _hit_probability(scores: Tensor) -> float:
-    """Return the probability that the first score exceeds those of nine others, drawn from the rest."""
-    # All galleries of nine rivals are alike likely; those count in which every rival scores lower.
-    below, rest = int((scores[1:] < scores[0]).sum()), len(scores) - 1
-    return math.comb(below, GALLERY - 1) / math.comb(rest, GALLERY - 1)
 
 
 def measure_trials(reading: str, releases: Sequence[Sequence[Trial]]) -> Measurement:

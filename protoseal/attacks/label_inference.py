@@ -29,6 +29,7 @@ from agreement import ModelPart
 from agreement.derived.payload_shapes import limits_of
 from agreement.registry.round_plan import PayloadKind
 from protoseal.attacks.cases import Case, Measurement, measure_over_clusters, share_interval
+from protoseal.attacks.opened_sums import read_active_list
 from protoseal.attacks.readings import (
     Adversary,
     LearnedRows,
@@ -40,8 +41,7 @@ from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows
 from protoseal.simulation.experiment import load_scene
 from protoseal.splits import SiteArrays
 from protoseal_wire import codec
-from protoseal_wire.codec import CodecError
-from protoseal_wire.messages import ActiveList, Phase
+from protoseal_wire.messages import Phase
 from secure_client.training.averaged_parameters import AveragedPart
 
 Bools = NDArray[np.bool_]
@@ -77,6 +77,7 @@ class Presence(Case):
         right = truth == np.array(list(stated.values())).ravel()
         if truth.all() or not truth.any():
             return []
+        # Balanced, since a guess of "present" alone would be right for most sites and classes.
         ends = np.mean([share_interval(right[part]) for part in (truth, ~truth)], axis=0)
         value, low, high = (float(end) for end in ends)
         reading = "the sites' statements of their classes"
@@ -92,15 +93,8 @@ def _read_stated_classes(run: RecordedRun, adversary: Adversary) -> Mapping[str,
             for site, content in statements.items()
         }
     first = min(run.sites)
-    lists = [active for _, content in run.downloads[first] for active in _active_lists(run, content)]
-    return {statement.site: statement.holds for statement in lists[-1].statements if statement.site != first}
-
-
-def _active_lists(run: RecordedRun, content: bytes) -> Iterator[ActiveList]:
-    try:
-        yield codec.decode_active_list(content, limits_of(run.agreement))
-    except CodecError:
-        return
+    listed = read_active_list(run).statements
+    return {statement.site: statement.holds for statement in listed if statement.site != first}
 
 
 class ClassFrequencies(Case):
@@ -138,6 +132,7 @@ def _measure_ranks(run: RecordedRun, estimate: Estimate) -> Measurement | None:
     correlations = np.array([pair for pair in by_site if pair is not None]).reshape(-1, 2)
     if not len(correlations):
         return None
+    # The inverse hyperbolic tangent of a rank correlation over n classes has a variance near 1.06 / (n - 3).
     weights = correlations[:, 1] - 3.0
     mean = float(np.arctanh(correlations[:, 0].clip(-_NEAR_ONE, _NEAR_ONE)) @ weights / weights.sum())
     reach = 1.96 * np.sqrt(1.06 / weights.sum())
@@ -151,6 +146,7 @@ def _rank_correlation(counts: Labels, estimate: NDArray[Any]) -> tuple[float, in
     ranked = (counts > 0) & np.isfinite(estimate)
     if ranked.sum() < FEWEST_CLASSES or np.ptp(counts[ranked]) == 0:
         return None
+    # An estimate that is alike for all classes ranks none of them before another.
     guessed = np.ptp(estimate[ranked]) > _SAME * np.abs(estimate[ranked]).max()
     correlation = np.corrcoef(rankdata(counts[ranked]), rankdata(estimate[ranked]))[0, 1] if guessed else 0.0
     return float(correlation), int(ranked.sum())
@@ -197,6 +193,7 @@ def _estimates_from_other_parts(run: RecordedRun) -> Iterator[Estimate]:
     uploads_model = agreement.plan.values in (PayloadKind.VECTOR, PayloadKind.LOCAL_CLUSTERS)
     if uploads_model and agreement.method.traits.averaged in (ModelPart.MODEL, ModelPart.NOT_NORMS):
         biases = {site: _read_biases(run, site) for site in run.sites}
+        # Some classes have higher biases at every site: frequency shows in the difference to the other sites.
         mean = np.mean(list(biases.values()), axis=0)
         yield Estimate("the biases of its classifier", {site: bias - mean for site, bias in biases.items()})
 
@@ -282,6 +279,7 @@ def _tell_apart(learned: Mapping[str, LearnedRows], public: Public, number: int)
     pairs = [
         pair for pair in combinations(holders, 2) if len({public.owned[site][number] for site in pair}) == 2
     ]
+    # Under both sites' extractors: one of them alone would tell its own site's domain.
     scores = (
         sum(_preference(learned, public, number, pair, extractor) for extractor in pair) for pair in pairs
     )
@@ -296,7 +294,7 @@ def _preference(
     rows = [learned[site].of_class(number).mean(axis=0, keepdims=True) for site in pair]
     if min(map(len, samples)) < FEWEST_PUBLIC:
         return 0.0
-    if rows[0].shape[1] == 1:
+    if rows[0].shape[1] == 1:  # lengths were read, and no directions
         samples = [np.linalg.norm(rows, axis=1, keepdims=True) for rows in samples]
     names = np.repeat([1, 0], [len(rows) for rows in samples])
     classifier = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(

@@ -88,6 +88,7 @@ def common_public(run: RecordedRun) -> LabelledImages:
     """Return the public samples that are no outsiders of any site, so that no shadow model saw a candidate."""
     parts = [divide_test_samples(run, name).public for name in run.sites]
     contents = [[image.numpy().tobytes() for image in part.inputs] for part in parts]
+    # A shadow model that saw a candidate would make an outsider look like a member.
     shared = reduce(set.__and__, map(set, contents))
     return parts[0].take(
         np.array([i for i, content in enumerate(contents[0]) if content in shared], dtype=np.int64)
@@ -140,6 +141,7 @@ def _measure_confidence(
     """Return log p − log(1 − p) (N,) for p, the probability of each candidate's own label."""
     logs = np.full((len(candidates), len(agreement.classes)), _LEAST)
     if agreement.method.traits.averaged is ModelPart.EXTRACTOR:
+        # The classifier stays at its site; a discriminant on samples that no extractor saw stands for it.
         head = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=_SHRINKAGE)
         head.fit(compute_features(model, public.inputs), public.labels)
         logs[:, head.classes_] = head.predict_log_proba(compute_features(model, candidates.inputs))
@@ -147,6 +149,7 @@ def _measure_confidence(
         with torch.no_grad():
             parts = [compute_outputs(model, part).logits for part in torch.split(candidates.inputs, _BATCH)]
         logs = torch.log_softmax(torch.cat(parts).double(), dim=1).numpy()
+    # The logit is near Gaussian, where the probability piles up at 1 (Carlini et al. 2022, figure 4).
     own = np.nan_to_num(logs[np.arange(len(candidates)), candidates.labels], nan=_LEAST).clip(_LEAST, -1e-12)
     return np.asarray(own - np.log(-np.expm1(own)))
 

@@ -68,6 +68,7 @@ class NoiseAudit(Case):
         noise = _list_own_noise(run)
         if not noise:
             return None
+        # An audit that half the noise would pass could not find noise that is missing.
         half = check_deviation([_HALF * draw for draw in noise], LEVEL)
         value = float(half.outcome is CheckOutcome.FOUND)
         return Measurement(

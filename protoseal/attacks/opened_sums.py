@@ -111,14 +111,14 @@ def list_groups(run: RecordedRun) -> tuple[tuple[str, ...], ...]:
     """Return the participants of the last round by their groups, as every site was told."""
     limits, form = limits_of(run.agreement), result_shape(run.agreement)
     content = _find_request(run, min(run.sites), Phase.PRESENCE)
-    there = {statement.site for statement in _read_active_list(run).statements}
+    there = {statement.site for statement in read_active_list(run).statements}
     groups = codec.decode_round_start(content, limits, form).groups
     return tuple(tuple(site for site in group if site in there) for group in groups)
 
 
 def list_holdings(run: RecordedRun, group: tuple[str, ...]) -> Bool:
     """Return the classes (n, K) that each member of a group adds to the group's sum, as its members stated."""
-    return group_cohort(_read_active_list(run), group, run.agreement).holds
+    return group_cohort(read_active_list(run), group, run.agreement).holds
 
 
 def read_assignment(run: RecordedRun) -> Assignment | None:
@@ -130,7 +130,8 @@ def read_assignment(run: RecordedRun) -> Assignment | None:
     return codec.decode_assignment(_find_request(run, min(run.sites), phase), limits_of(run.agreement))
 
 
-def _read_active_list(run: RecordedRun) -> ActiveList:
+def read_active_list(run: RecordedRun) -> ActiveList:
+    """Return the statements of the last round's participants, as every site was sent them."""
     content = _find_request(run, min(run.sites), run.agreement.plan.phases[0])
     return codec.decode_active_list(content, limits_of(run.agreement))
 
@@ -188,7 +189,7 @@ def _rebuild_attempt(run: RecordedRun) -> Attempt:
     return Attempt(
         key=attempt_key,
         roster=_rebuild_roster(run),
-        active=_read_active_list(run),
+        active=read_active_list(run),
         groups=list_groups(run),
         survivors=survivors,
         answer=lambda phase, site: answers[replace(attempt_key, phase=phase), site],

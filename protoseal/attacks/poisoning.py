@@ -117,34 +117,27 @@ def run_poisoned(
     """
     scene = load_scene(config, seed)
     agreement, malicious = scene.agreement(config.method), choose_malicious(list(scene.data))
-    data = {
-        name: _poison_data(site_data, poison, len(agreement.classes)) if name in malicious else site_data
-        for name, site_data in scene.data.items()
-    }
+    data = dict(scene.data)
+    for name in malicious:
+        changed = poison.data(load_images(data[name].train), len(agreement.classes))
+        data[name] = replace(data[name], train=_dataset(changed))
     pool = Workers(config.workers or 1) if config.protection.ckks_key else nullcontext()
     with (
         pool as executor,
         PoisonedFederation(scene, agreement, data, dict.fromkeys(malicious, poison), executor) as federation,
     ):
         federation.run()
-        honest = [site for site in federation.sites if site.name not in malicious]
         accuracy, taken = {}, {}
-        for site in honest:
-            images = _test_images(scene.data[site.name])
+        for site in federation.sites:
+            test = scene.data[site.name].test
+            if site.name in malicious:
+                continue
+            if test is None:
+                raise ValueError("poisoning is measured at sites with test samples")
+            images = load_images(test)
             accuracy[site.name] = _measure_accuracy(site, agreement, images)
             taken[site.name] = _measure_accuracy(site, agreement, triggered(images))
     return HonestResults(accuracy, taken)
-
-
-def _test_images(data: SiteData) -> LabelledImages:
-    if data.test is None:
-        raise ValueError("poisoning is measured at sites with test samples")
-    return load_images(data.test)
-
-
-def _poison_data(data: SiteData, poison: Poison, classes: int) -> SiteData:
-    changed = poison.data(load_images(data.train), classes)
-    return replace(data, train=_dataset(changed))
 
 
 def _dataset(images: LabelledImages) -> TensorDataset:
@@ -217,8 +210,8 @@ class MaliciousLearner:
         if self._poison.echoes:
             last = self._honest.predictor.prototypes()
             rows = np.where(last.has_personal[:, np.newaxis], last.personal, rows)
-        grouping = round_number == 0
-        self.sent[round_number] = self._changed(rows, np.arange(len(rows)), seen=grouping)
+        # Round 0 groups sites by rows that the coordinator sees one by one, under every protection.
+        self.sent[round_number] = self._changed(rows, np.arange(len(rows)), seen=round_number == 0)
         return self.sent[round_number], counts * self._poison.samples
 
     def change_local(self, local: LocalClusters) -> LocalClusters:
@@ -301,6 +294,7 @@ def shift_rows(rows: Rows, labels: Labels, sites: int) -> Rows:
     """Shift each prototype towards the next class, so far that the mean over equal sites arrives there."""
     following = {int(k): rows[labels == k].mean(axis=0) for k in np.unique(labels)}
     classes = max(following) + 1
+    # A mean of n equal sites moves by 1/n of what one of them adds.
     towards = np.array([following.get((int(k) + 1) % classes, following[int(k)]) for k in labels])
     return np.asarray(rows + sites * (towards - rows))
 

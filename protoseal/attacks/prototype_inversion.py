@@ -40,7 +40,7 @@ from protoseal.attacks.recorded_run import (
     cached_in_run,
     compute_features,
 )
-from protoseal.attacks.rotated_rows import RotatedReading, rotated_readings
+from protoseal.attacks.rotated_rows import rotated_readings
 from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 
 _STEPS, _RATE, _SMOOTHING = 300, 0.1, 0.01
@@ -74,33 +74,27 @@ class PrototypeInversion(Case):
         """Reconstruct from every prototype of that many samples, for each reading of the adversary's view."""
         by_reading: dict[str, dict[bytes, list[Trial]]] = {}
         for victim in run.sites:
-            for made in reconstruct(run, adversary, victim, decoder=self._decoder):
-                for release, trials in self._trials(run, victim, made):
-                    by_reading.setdefault(made.reading, {}).setdefault(release, []).extend(trials)
-            for rotated in rotated_readings(run, adversary, victim):
-                for release, trials in self._choices(run, victim, rotated):
-                    by_reading.setdefault(rotated.reading, {}).setdefault(release, []).extend(trials)
+            for reading, release, trials in self._trials(run, adversary, victim):
+                # Sites that share a mean have one release: their trials are not independent.
+                by_reading.setdefault(reading, {}).setdefault(release, []).extend(trials)
         return [measure_trials(reading, list(releases.values())) for reading, releases in by_reading.items()]
 
     def _trials(
-        self, run: RecordedRun, victim: str, made: Reconstruction
-    ) -> Iterator[tuple[bytes, list[Trial]]]:
-        """Yield each release of that many samples, by its rows, with a trial for each image behind it."""
-        for k, title, behind, others in self._galleries(run, victim, made.labels.tolist()):
-            trials = [run_trial(image, made.of_class(k), others, title) for image in behind]
-            yield made.rows[made.labels == k].tobytes(), trials
-
-    def _choices(
-        self, run: RecordedRun, victim: str, rotated: RotatedReading
-    ) -> Iterator[tuple[bytes, list[Trial]]]:
-        """Yield each rotated release of that many samples, with a trial for each image behind it."""
-        for k, title, behind, others in self._galleries(run, victim, rotated.classes):
-            scores, rivals = rotated.ratios(k, behind), rotated.ratios(k, others)
-            trials = [
-                run_scored_trial(image, others, np.append(score, rivals), title)
-                for image, score in zip(behind, scores, strict=True)
-            ]
-            yield rotated.release(k), trials
+        self, run: RecordedRun, adversary: Adversary, victim: str
+    ) -> Iterator[tuple[str, bytes, list[Trial]]]:
+        """Yield each reading and release of that many samples, by its rows, with a trial for each image behind it."""
+        for made in reconstruct(run, adversary, victim, decoder=self._decoder):
+            for k, title, behind, others in self._galleries(run, victim, made.labels.tolist()):
+                trials = [run_trial(image, made.of_class(k), others, title) for image in behind]
+                yield made.reading, made.rows[made.labels == k].tobytes(), trials
+        for rotated in rotated_readings(run, adversary, victim):
+            for k, title, behind, others in self._galleries(run, victim, rotated.classes):
+                scores, rivals = rotated.ratios(k, behind), rotated.ratios(k, others)
+                trials = [
+                    run_scored_trial(image, others, np.append(score, rivals), title)
+                    for image, score in zip(behind, scores, strict=True)
+                ]
+                yield rotated.reading, rotated.release(k), trials
 
     def _galleries(
         self, run: RecordedRun, victim: str, classes: Iterable[int]
@@ -135,6 +129,7 @@ def reconstruct(
     public, result = divide_test_samples(run, victim).public, []
     for learned in (*readings(run, adversary, victim), *round_zero_readings(run, adversary, victim)):
         model = run.initial if learned.initial and run.initial is not None else run.sites[victim].model
+        # Both ways start from public images of the class, so that classes without any are left out.
         is_public = np.isin(learned.labels, public.labels)
         labels, targets = learned.labels[is_public], torch.from_numpy(learned.rows[is_public]).float()
         if not len(labels):
@@ -153,6 +148,7 @@ def match_features(
 ) -> Tensor:
     """Return images (B, …) whose features come near ``targets`` (B, d), from ``starts`` (B, …), in the range."""
     low, high = within
+    # A sigmoid keeps images in the range of inputs, and 0.02 from its ends lets gradients move them.
     scaled = ((starts - low) / (high - low)).clamp(0.02, 0.98)
     free = torch.logit(scaled).requires_grad_()
     optimiser = torch.optim.Adam([free], lr=_RATE)
@@ -161,9 +157,8 @@ def match_features(
     for _ in range(_STEPS):
         unit = torch.sigmoid(free)
         features = compute_outputs(model, low + (high - low) * unit).features
-        loss = ((features - targets).square().sum(dim=1) / size).sum() + _SMOOTHING * total_variation(
-            unit
-        ).sum()
+        distances = (features - targets).square().sum(dim=1) / size
+        loss = distances.sum() + _SMOOTHING * total_variation(unit).sum()
         (free.grad,) = torch.autograd.grad(loss, [free])
         optimiser.step()
     return (low + (high - low) * torch.sigmoid(free)).detach()
@@ -187,6 +182,7 @@ def train_decoder(run: RecordedRun, victim: str, model: PrototypeModel) -> Calla
 
 
 def _fit_decoder(features: Tensor, images: Tensor) -> nn.Module:
+    # The decoder draws from a generator of its own, so that it changes no run that is recorded later.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = nn.Sequential(

@@ -32,7 +32,6 @@ from protoseal.simulation.experiment import Scene, load_scene
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire.messages import Phase, PhaseKey, Work
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
-from secure_client.data.samples import Samples
 from secure_client.exchanges.row_protection import rotation_context
 from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 from secure_client.output.site_files import SitePrototypes
@@ -320,21 +319,17 @@ def _read_truth(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTrut
 def thin_scene(scene: Scene, samples: Sequence[int]) -> Scene:
     """Return the scene with ``samples[(i + k) mod len(samples)]`` training samples of class k at site i, at most."""
     classes, rng = range(len(scene.divided.classes)), np.random.default_rng(scene.seed)
-    sites = tuple(
-        replace(
-            site, train=_draw_samples(site.train, [samples[(i + k) % len(samples)] for k in classes], rng)
-        )
-        for i, site in enumerate(scene.divided.sites)
-    )
-    divided = replace(scene.divided, sites=sites)
+    sites = []
+    for i, site in enumerate(scene.divided.sites):
+        chosen = [
+            # Drawn, not the first ones, which may be of another distribution than the rest.
+            rng.permutation(np.flatnonzero(site.train.labels == k))[: samples[(i + k) % len(samples)]]
+            for k in classes
+        ]
+        sites.append(replace(site, train=site.train.take(np.sort(np.concatenate(chosen)))))
+    divided = replace(scene.divided, sites=tuple(sites))
     data = {site.name: site.to_data(divided.preprocessing) for site in sites}
     return replace(scene, divided=divided, data=data)
-
-
-def _draw_samples(train: Samples, counts: Sequence[int], rng: np.random.Generator) -> Samples:
-    # Drawn, not the first ones, which may be of another distribution than the rest.
-    drawn = [rng.permutation(np.flatnonzero(train.labels == k))[:count] for k, count in enumerate(counts)]
-    return train.take(np.sort(np.concatenate(drawn)))
 
 
 def load_images(dataset: Dataset[Any]) -> LabelledImages:

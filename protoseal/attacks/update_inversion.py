@@ -127,6 +127,7 @@ class UpdateInversion(Case):
                 count = min(update.read.sites * (self.samples or GALLERY), _MOST_IMAGES)
                 alike.setdefault((update.base.tobytes(), count), {})[update.name] = update
         for (_, count), by_name in alike.items():
+            # Gradients of gradients need memory in proportion to updates times parameters.
             at_once = max(1, _MOST_NUMBERS // max(1, len(next(iter(by_name.values())).base)))
             names = list(by_name)
             for i in range(0, len(names), at_once):
@@ -174,6 +175,7 @@ def record_single_step(run: RecordedRun, samples: int, number: int) -> RecordedR
 def _draw_few(train: Samples, count: int, rng: np.random.Generator) -> Samples:
     """Return ``count`` samples, of different classes as far as there are any."""
     order = rng.permutation(len(train.labels))
+    # A batch of different classes has a gradient that tells its images apart best.
     _, firsts = np.unique(train.labels[order], return_index=True)
     rest = np.setdiff1d(np.arange(len(order)), firsts)
     return train.take(order[np.concatenate([rng.permutation(firsts), rest])[:count]])
@@ -222,6 +224,7 @@ def match_gradients(
 
     free = torch.logit(start).requires_grad_()
     labels = torch.stack([_infer_labels(step, base, part) for step, part in zip(steps, start, strict=True)])
+    # Labels that the bias tells stay fixed; otherwise they are sought beside the images (Zhu et al. 2019).
     sought = [free] if bool(labels.any()) else [free, labels.requires_grad_()]
     optimiser = torch.optim.Adam(sought, lr=_RATE)
     for _ in range(_STEPS):
@@ -257,6 +260,7 @@ def _infer_labels(steps: Mapping[str, Tensor], base: PrototypeModel, start: Tens
     ]
     if not biases or not bool(biases[-1].any()):
         return torch.zeros_like(logits)
+    # Descent raises the biases of the batch's own classes and lowers the others, by 1 / K each.
     rise = -biases[-1].double()
     expected = count * (rise / (-rise.min() * classes) + 1.0 / classes)
     labels = torch.zeros_like(logits)
