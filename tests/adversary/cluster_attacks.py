@@ -10,9 +10,9 @@ import numpy as np
 
 from algorithms.kmeans import Labels
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
-from tests.adversary.attack import BROADCAST, AnyAttack
+from tests.adversary.attack import BROADCAST, AnyAttack, Plays
 from tests.support.grouped import EVERYONE
-from tests.support.scripted_clusters import ClusterAttempt, ScriptedClusters
+from tests.support.scripted_clusters import ClusterAttempt, ScriptedClusters, clustered_agreement
 from tests.support.scripted_sums import Vector
 
 A, B, C, D = EVERYONE
@@ -24,6 +24,10 @@ class ClusterAttack(AnyAttack[ScriptedClusters]):
     """Attack on a run of FedPLCC whose agreement has ``changes``."""
 
     changes: dict[str, Any] = field(default_factory=dict)
+
+    def open(self, plays: Plays) -> ScriptedClusters:
+        """See :class:`AnyAttack`."""
+        return plays.clusters(clustered_agreement(**self.changes))
 
 
 def begun(play: ScriptedClusters) -> ClusterAttempt:
@@ -131,28 +135,25 @@ _HOLDERS = (
 )
 CLUSTER_ATTACKS: dict[str, ClusterAttack] = {
     "puts a site's prototype in a cluster of its own": ClusterAttack(
-        (_ASSIGNED + "check_holders", _HOLDERS), A, Phase.SHARES,
-        "the assignment: a cluster has rows of 1 sites, fewer than min_holders = 3", isolated_row,
+        (_ASSIGNED + "check_holders", _HOLDERS), A, Phase.SHARES, isolated_row
     ),
     "tells sites of different assignments": ClusterAttack(
-        (BROADCAST,), A, Phase.VALUES, "a share with sender .* is refused: a signature .* does not hold",
-        isolated_by_different_assignments,
+        (BROADCAST,), A, Phase.VALUES, isolated_by_different_assignments
     ),
     "mixes classes in a cluster": ClusterAttack(
-        ("protoseal_wire.cluster_assignment.check_one_class",), A, Phase.SHARES,
-        "a cluster of the assignment has rows of two classes", row_in_a_cluster_of_another_class,
+        ("protoseal_wire.cluster_assignment.check_one_class",),
+        A,
+        Phase.SHARES,
+        row_in_a_cluster_of_another_class,
     ),
     "calls rows by another class": ClusterAttack(
-        (_ASSIGNED + "check_own_rows",), B, Phase.SHARES, "has other rows of this site than the site sent",
-        rows_called_by_another_class,
+        (_ASSIGNED + "check_own_rows",), B, Phase.SHARES, rows_called_by_another_class
     ),
     "opens a cluster of which too few are left": ClusterAttack(
-        (_HOLDERS,), A, Phase.SURVIVORS, "the survivors: a cluster has rows of 2 sites, fewer than min_holders = 3",
-        too_few_survive,
+        (_HOLDERS,), A, Phase.SURVIVORS, too_few_survive
     ),
     "counts a site that takes no part": ClusterAttack(
-        (_ASSIGNED + "check_classes", _HOLDERS), A, Phase.SHARES, "names clinic-z, which is not in the sum",
-        stranger_for_company,
+        (_ASSIGNED + "check_classes", _HOLDERS), A, Phase.SHARES, stranger_for_company
     ),
-}  # fmt: skip
+}
 """Attacks by what the coordinator does."""

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from agreement import Agreement, Protection
-from algorithms.pfpl import Weighting
 from crypto.keys import StorageKey
 from crypto.pki import Credentials, Identity, Stretching, approve, create_authority, create_request
 from secure_client.protocol.setup import Party
+from tests.adversary.attack import Plays
 from tests.support.grouped import TEN
-from tests.support.scripted_coordinator import Cast, ScriptedCoordinator
-from tests.support.scripted_sums import ScriptedSums
+from tests.support.scripted_coordinator import Cast
 from tests.support.small import FEDERATION, small_agreement, small_data
 
-Open = Callable[[Protection, Weighting], ScriptedCoordinator]
-OpenMasked = Callable[[Agreement, Mapping[str, str]], ScriptedSums]
 _PASSPHRASE = b"the tests'"
 STORAGE = partial(StorageKey, bytes(32))
 
@@ -59,21 +54,7 @@ def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
 
 
 @pytest.fixture
-def open_play(tmp_path: Path, cast: Cast) -> Iterator[Open]:
-    """Sites of a new run under an agreement, for a hostile coordinator to ask."""
+def plays(tmp_path: Path, cast: Cast) -> Iterator[Plays]:
+    """New runs for a hostile coordinator to ask."""
     with ExitStack() as stack:
-        yield lambda protection, weighting: stack.enter_context(
-            ScriptedCoordinator(tmp_path, small_agreement(protection, weighting), cast)
-        )
-
-
-@pytest.fixture
-def open_masked(tmp_path: Path, cast: Cast) -> Iterator[OpenMasked]:
-    """Sites of a new FedPC run under masks; the second argument says which site has whose data, if not its own."""
-
-    def opened(agreement: Agreement, data_of: Mapping[str, str]) -> ScriptedSums:
-        data = {name: cast.data[data_of.get(name, name)] for name in {**cast.data, **data_of}}
-        return stack.enter_context(ScriptedSums(tmp_path, agreement, replace(cast, data=data)))
-
-    with ExitStack() as stack:
-        yield opened
+        yield Plays(stack, tmp_path, cast)

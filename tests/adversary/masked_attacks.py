@@ -23,10 +23,11 @@ from tests.adversary.attack import (
     SIGNATURES_ENOUGH,
     THRESHOLD,
     AnyAttack,
+    Plays,
 )
 from tests.adversary.opened_masks import mask_keys_from, open_alone, rebuild_secret, shares_of_colluder
 from tests.crypto.masked_group import pair_key, total
-from tests.support.grouped import EVERYONE, TEN
+from tests.support.grouped import EVERYONE, TEN, grouped_agreement
 from tests.support.scripted_sums import ScriptedSums, SumAttempt, Vector
 
 A, B, C, D = EVERYONE
@@ -39,6 +40,10 @@ class MaskedAttack(AnyAttack[ScriptedSums]):
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     data_of: Mapping[str, str] = field(default_factory=dict)
+
+    def open(self, plays: Plays) -> ScriptedSums:
+        """See :class:`AnyAttack`."""
+        return plays.sums(grouped_agreement(**self.changes), self.data_of)
 
 
 def assert_is(play: ScriptedSums, found: Vector, secret: Vector, terms: int = 1) -> None:
@@ -306,75 +311,62 @@ _NOT_UNMASKED = ORDER + "_check_presence: unmasked is not None and key.round <= 
 _SHARE_SIGNED = _MASKED + "_verify_sharers: verify_share(share, sender, binding, self._site)"
 _FORGET, _ENOUGH = _MASKED + "forget", _MASKED + "_check_enough"
 CHECK_KEYS = "secure_client.exchanges.groups.GroupMembers._check_keys"
-_TWICE = "again with different content"
-SIGNED = r"the active list of round . is refused: a signature \(presence\) does not hold"
-_SHARE = "a share with sender .* is refused: a signature .* does not hold"
 _LIKE_TEN = {A: A, **dict.fromkeys(TEN[1:7], C), **dict.fromkeys(TEN[7:], B)}
 _PAIRS = {"min_holders": 2, "min_sites": 2, "allow_fewer_holders_reveals_peers": True}
 SUM_ATTACKS: dict[str, MaskedAttack] = {
     "names two survivor sets": MaskedAttack(
-        (JOURNAL_LOOKUP, JOURNAL_ONCE, _FORGET), A, Phase.SURVIVORS, _TWICE, two_survivor_sets
+        (JOURNAL_LOOKUP, JOURNAL_ONCE, _FORGET), A, Phase.SURVIVORS, two_survivor_sets
     ),
     "names two survivor sets over a restart": MaskedAttack(
-        (JOURNAL_LOOKUP, JOURNAL_ONCE, _FORGET), A, Phase.SURVIVORS, _TWICE, two_survivor_sets_over_a_restart
+        (JOURNAL_LOOKUP, JOURNAL_ONCE, _FORGET), A, Phase.SURVIVORS, two_survivor_sets_over_a_restart
     ),
     "opens shares twice": MaskedAttack(
-        (JOURNAL_LOOKUP, JOURNAL_ONCE, _FORGET), A, Phase.SURVIVORS, _TWICE, shares_opened_twice
+        (JOURNAL_LOOKUP, JOURNAL_ONCE, _FORGET), A, Phase.SURVIVORS, shares_opened_twice
     ),
     "attempts a round again after its sum": MaskedAttack(
-        (_NOT_UNMASKED,), A, Phase.PRESENCE, "shares of round 1 were released",
-        attempt_after_unmasking,
+        (_NOT_UNMASKED,), A, Phase.PRESENCE, attempt_after_unmasking
     ),
-    "carries on two attempts": MaskedAttack(
-        (ATTEMPT_OPEN, _FORGET), A, Phase.SURVIVORS, "attempt 1 is not the current attempt",
-        two_open_attempts,
+    "carries on two attempts of a sum": MaskedAttack(
+        (ATTEMPT_OPEN, _FORGET), A, Phase.SURVIVORS, two_open_attempts
     ),
     "sums up those whom it did not ask to unmask": MaskedAttack(
-        ("secure_client.exchanges.groups.GroupMembers._check_earlier_sums_cannot_open",), TEN[7], Phase.SHARES,
-        "3 of the 10 sites that attempt 1 listed are in this attempt, at least 7",
-        attempt_among_those_not_asked_to_unmask, data_of=_LIKE_TEN,
+        ("secure_client.exchanges.groups.GroupMembers._check_earlier_sums_cannot_open",),
+        TEN[7],
+        Phase.SHARES,
+        attempt_among_those_not_asked_to_unmask,
+        data_of=_LIKE_TEN,
     ),
     "tells each half that the other dropped out": MaskedAttack(
-        (THRESHOLD,), A, Phase.SURVIVORS, "the survivors are 2; the threshold is 3", half_survives, _PAIRS, {C: A}
+        (THRESHOLD,), A, Phase.SURVIVORS, half_survives, _PAIRS, {C: A}
     ),
     "leaves a site alone with colluders": MaskedAttack(
-        (
-            QUORUM, SIGNATURES_ENOUGH, _ENOUGH, _MASKED + "_check_class_holders",
-        ),
-        A, Phase.SURVIVORS, "the survivors are 1; the threshold is 3", left_alone_by_colluders,
+        (QUORUM, SIGNATURES_ENOUGH, _ENOUGH, _MASKED + "_check_class_holders"),
+        A,
+        Phase.SURVIVORS,
+        left_alone_by_colluders,
     ),
-    "asks for values among few": MaskedAttack(
-        (QUORUM, _ENOUGH), A, Phase.VALUES, "those who made shares are 2; the threshold is 3",
-        masked_among_few,
-    ),
+    "asks for values among few": MaskedAttack((QUORUM, _ENOUGH), A, Phase.VALUES, masked_among_few),
     "leaves a class with one holder": MaskedAttack(
-        (_MASKED + "_check_class_holders",), A, Phase.SURVIVORS, "class '2' has 1 holders",
-        single_holder, _PAIRS, {B: C},
+        (_MASKED + "_check_class_holders",), A, Phase.SURVIVORS, single_holder, _PAIRS, {B: C}
     ),
     "asks for shares under another set": MaskedAttack(
-        (_MASKED + "unmask: signed.sites != survivors", SIGNATURES_ENOUGH), A, Phase.UNMASK,
-        "another survivor set than this site signed", unsigned_set,
+        (_MASKED + "unmask: signed.sites != survivors", SIGNATURES_ENOUGH), A, Phase.UNMASK, unsigned_set
     ),
     "asks for shares under few signatures": MaskedAttack(
-        (SIGNATURES_ENOUGH,), A, Phase.UNMASK,
-        "2 signatures on the survivors; the threshold is 3", too_few_signatures,
+        (SIGNATURES_ENOUGH,), A, Phase.UNMASK, too_few_signatures
     ),
-    "swaps the peers' mask keys": MaskedAttack(
-        (PRESENCE_FIELDS,), A, Phase.SHARES, SIGNED, swapped_keys
-    ),
+    "swaps the peers' mask keys": MaskedAttack((PRESENCE_FIELDS,), A, Phase.SHARES, swapped_keys),
     "puts mask keys on statements without any": MaskedAttack(
-        (PRESENCE_FIELDS,), A, Phase.SHARES, SIGNED, unsigned_keys
+        (PRESENCE_FIELDS,), A, Phase.SHARES, unsigned_keys
     ),
     "replays keys of an earlier round": MaskedAttack(
-        (PRESENCE_FIELDS,), A, Phase.SHARES, SIGNED, keys_of_an_earlier_round
+        (PRESENCE_FIELDS,), A, Phase.SHARES, keys_of_an_earlier_round
     ),
-    "makes shares in others' names": MaskedAttack(
-        (_SHARE_SIGNED,), A, Phase.VALUES, _SHARE, share_of_its_own_making
-    ),
+    "makes shares in others' names": MaskedAttack((_SHARE_SIGNED,), A, Phase.VALUES, share_of_its_own_making),
     "hands on shares of another attempt": MaskedAttack(
-        (_SHARE_SIGNED,), A, Phase.VALUES, _SHARE, share_of_another_attempt
+        (_SHARE_SIGNED,), A, Phase.VALUES, share_of_another_attempt
     ),
-}  # fmt: skip
+}
 """Attacks by what the coordinator does."""
 
 
@@ -442,12 +434,20 @@ def other_sharers_to_one_site(play: ScriptedSums) -> None:
 
 SPARSE_ATTACKS: dict[str, MaskedAttack] = {
     "opens an attempt by those that the next one leaves out": MaskedAttack(
-        (_MASKED + "fresh_keys: received.sharers",), TEN[3], Phase.PRESENCE, "survivors of attempt 1 were signed",
-        attempt_without_those_that_can_open_the_last, _SPARSE, _LIKE_TEN,
+        (_MASKED + "fresh_keys: received.sharers",),
+        TEN[3],
+        Phase.PRESENCE,
+        attempt_without_those_that_can_open_the_last,
+        _SPARSE,
+        _LIKE_TEN,
     ),
     "tells one site of other sharers": MaskedAttack(
-        (QUORUM, _MASKED + "_verify_owners"), A, Phase.VALUES,
-        "those who made shares are 3; the threshold is 7", other_sharers_to_one_site, _SPARSE, dict.fromkeys(TEN, A),
+        (QUORUM, _MASKED + "_verify_owners"),
+        A,
+        Phase.VALUES,
+        other_sharers_to_one_site,
+        _SPARSE,
+        dict.fromkeys(TEN, A),
     ),
-}  # fmt: skip
+}
 """Attacks by what the coordinator does."""

@@ -117,28 +117,24 @@ _STILL = {
 }
 
 START_ATTACKS: dict[str, MaskedAttack] = {
-    "changes the groups": MaskedAttack(
-        (GROUPS_UNCHANGED,), A, Phase.PRESENCE, "the groups differ", other_groups, _STILL
-    ),
+    "changes the groups": MaskedAttack((GROUPS_UNCHANGED,), A, Phase.PRESENCE, other_groups, _STILL),
     "makes a group of two": MaskedAttack(
-        (_START + "_check_sizes", _MEMBERS + "_check_enough_members", _ENOUGH), A, Phase.PRESENCE,
-        "a group has 2 sites, but every sum needs at least the agreed 3", small_group,
+        (_START + "_check_sizes", _MEMBERS + "_check_enough_members", _ENOUGH), A, Phase.PRESENCE, small_group
     ),
     "makes a group of some where all are one": MaskedAttack(
-        (_START + "_check_everyone",), A, Phase.PRESENCE, "over all members", left_out,
-        {"method": Method.FEDDBP},
+        (_START + "_check_everyone",), A, Phase.PRESENCE, left_out, {"method": Method.FEDDBP}
     ),
     "gives one member another result": MaskedAttack(
-        (_MEMBERS + "_check_members_share_base", BINDING_FIELDS), A, Phase.SHARES,
-        "do not all train from the same result", other_result,
+        (_MEMBERS + "_check_members_share_base", BINDING_FIELDS), A, Phase.SHARES, other_result
     ),
     "gives another result to catch up with": MaskedAttack(
-        (_START + "_check_hash",), D, Phase.PRESENCE, "another hash than the round's base",
-        other_catch_up,
+        (_START + "_check_hash",), D, Phase.PRESENCE, other_catch_up
     ),
     "begins a round again from another result": MaskedAttack(
-        (_START + "_check_same_base", _START + "_check_result_missed"), A, Phase.PRESENCE,
-        "starts again from another result", two_starts_of_a_round,
+        (_START + "_check_same_base", _START + "_check_result_missed"),
+        A,
+        Phase.PRESENCE,
+        two_starts_of_a_round,
     ),
-}  # fmt: skip
+}
 """Attacks by what the coordinator does."""

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 
 from crypto.errors import CryptoError
 from crypto.pairwise.attempt import AttemptSecrets, Binding, MaskKeys, SharePair
@@ -34,7 +33,6 @@ from tests.crypto.masked_group import (
     sha256,
     total,
 )
-from tests.support import weakened_builds
 
 VICTIM = "clinic-a"
 LENGTH = 16
@@ -76,20 +74,11 @@ class NotGained(Exception):
 HELD_OFF = (CryptoError, NotGained)
 
 
-def weaken(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take one layer away, or put the double above in its place. Only a test can."""
-    weakened_builds.weaken(layer, monkeypatch, DOUBLES)
-
-
 @dataclass(frozen=True)
 class Attack:
-    """``play`` raises unless the victim's vector was recovered. ``layers``: each holds it off by itself.
-
-    ``refusal``: what the code as it is says.
-    """
+    """``play`` raises unless the victim's vector was recovered. ``layers``: each holds it off by itself."""
 
     layers: tuple[str, ...]
-    refusal: str
     play: Callable[[], None]
 
 
@@ -329,27 +318,17 @@ def one_colluder() -> None:
 
 
 ATTACKS: dict[str, Attack] = {
-    "both kinds of share in one answer": Attack((KINDS,), "0 shares of a secret", overlapping_lists),
-    "survivors below the threshold": Attack(
-        (QUORUM, SIGNERS, RELEASERS), "the survivors are 2; the threshold is 3", survivors_below_the_threshold
-    ),
-    "one survivor named three times": Attack(
-        (NAMES, SIGNERS, RELEASERS), "not sorted and distinct", one_survivor_named_three_times
-    ),
-    "different survivors to each member": Attack(
-        (SIGNATURES_ENOUGH,), "signatures on the survivors; the threshold is 8", different_survivors_to_each
-    ),
-    "signatures on another list of survivors": Attack(
-        (SURVIVOR_SIGNATURE,), "mask-survivors", signatures_on_another_list
-    ),
-    "a vector that comes late": Attack((SELF_KEY,), "is not the vector", late_vector),
-    "masks used in two rounds": Attack((FIELDS, FRESH), "is not the vector", difference_of_two_rounds),
-    "key of one attempt, seed of the next": Attack(
-        (FRESH,), "is not the vector", key_of_one_attempt_seed_of_the_next
-    ),
-    "another model to the others": Attack((FIELDS,), "mask-share", another_model_to_the_others),
-    "keys that their owners did not sign": Attack((STATEMENT,), "presence", swapped_keys),
-    "one member that tells what it holds": Attack((SHARES_NEEDED,), "is not the vector", one_colluder),
+    "both kinds of share in one answer": Attack((KINDS,), overlapping_lists),
+    "survivors below the threshold": Attack((QUORUM, SIGNERS, RELEASERS), survivors_below_the_threshold),
+    "one survivor named three times": Attack((NAMES, SIGNERS, RELEASERS), one_survivor_named_three_times),
+    "different survivors to each member": Attack((SIGNATURES_ENOUGH,), different_survivors_to_each),
+    "signatures on another list of survivors": Attack((SURVIVOR_SIGNATURE,), signatures_on_another_list),
+    "a vector that comes late": Attack((SELF_KEY,), late_vector),
+    "masks used in two rounds": Attack((FIELDS, FRESH), difference_of_two_rounds),
+    "key of one attempt, seed of the next": Attack((FRESH,), key_of_one_attempt_seed_of_the_next),
+    "another model to the others": Attack((FIELDS,), another_model_to_the_others),
+    "keys that their owners did not sign": Attack((STATEMENT,), swapped_keys),
+    "one member that tells what it holds": Attack((SHARES_NEEDED,), one_colluder),
 }
 
 

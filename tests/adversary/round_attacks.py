@@ -245,10 +245,6 @@ def other_level(play: ScriptedCoordinator) -> None:
 
 
 _CKKS = (Protection.CKKS, Weighting.COMPLEMENT)
-_LIST = "the active list of round . is refused: "
-_SIGNED = _LIST + r"a signature \(presence\) does not hold"
-_TWICE = "again with different content"
-_FORM = "the result of round 1 is refused: a ciphertext has another "
 _NAMES = (
     "protoseal_wire.class_presence.verify_active_list: "
     "len({statement.site for statement in active.statements}) != len(active.statements)"
@@ -269,54 +265,33 @@ _ENOUGH_SITES = PARTICIPANTS + "verify_list: len(active.statements) < least"
 
 ROUND_ATTACKS: dict[str, Attack] = {
     "claims a holder that did not sign": Attack(
-        ("protoseal_wire.class_presence.verify_presence",), A, Phase.VALUES, _SIGNED, forged_holder
+        ("protoseal_wire.class_presence.verify_presence",), A, Phase.VALUES, forged_holder
     ),
-    "replays presence of another attempt": Attack(
-        (PRESENCE_FIELDS,), A, Phase.VALUES, _SIGNED, replayed_attempt
-    ),
-    "replays presence of another round": Attack((PRESENCE_FIELDS,), A, Phase.VALUES, _SIGNED, replayed_round),
-    "leaves the site out": Attack(
-        (_OWN_PRESENCE, COHORT_INDEX), A, Phase.VALUES, "its|own presence", left_out
-    ),
+    "replays presence of another attempt": Attack((PRESENCE_FIELDS,), A, Phase.VALUES, replayed_attempt),
+    "replays presence of another round": Attack((PRESENCE_FIELDS,), A, Phase.VALUES, replayed_round),
+    "leaves the site out": Attack((_OWN_PRESENCE, COHORT_INDEX), A, Phase.VALUES, left_out),
     "lists a participant twice": Attack(
-        (_NAMES, "crypto.protection.Cohort.__post_init__"),
-        A, Phase.VALUES, _LIST + "the active list names a site twice", repeated_participant,
+        (_NAMES, "crypto.protection.Cohort.__post_init__"), A, Phase.VALUES, repeated_participant
     ),
-    "asks among too few": Attack(
-        (_ENOUGH_SITES,), A, Phase.VALUES, "among 3 sites, fewer than the required 4", too_few
-    ),
-    "asks for values twice": Attack(
-        (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.VALUES, _TWICE, two_lists
-    ),
+    "asks among too few": Attack((_ENOUGH_SITES,), A, Phase.VALUES, too_few),
+    "asks for values twice": Attack((JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.VALUES, two_lists),
     "asks for values twice over a restart": Attack(
-        (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.VALUES, _TWICE, two_lists_over_a_restart
+        (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.VALUES, two_lists_over_a_restart
     ),
-    "sends two results": Attack(
-        (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.RESULT, _TWICE, two_results
-    ),
+    "sends two results": Attack((JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.RESULT, two_results),
     "sends two results over a restart": Attack(
-        (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.RESULT, _TWICE, two_results_over_a_restart
+        (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.RESULT, two_results_over_a_restart
     ),
     "attempts a round again after its result": Attack(
-        (_ONE_RESULT,), A, Phase.PRESENCE, "round 1 has had its result", attempt_after_result
+        (_ONE_RESULT,), A, Phase.PRESENCE, attempt_after_result
     ),
     "goes back to an earlier round": Attack(
-        (_FRESH, _ONE_RESULT, ATTEMPT_OPEN), A, Phase.PRESENCE, "is not after 2, 1", earlier_round
+        (_FRESH, _ONE_RESULT, ATTEMPT_OPEN), A, Phase.PRESENCE, earlier_round
     ),
-    "carries on two attempts": Attack(
-        (ATTEMPT_OPEN,), A, Phase.VALUES, "attempt 1 is not the current attempt", two_open_attempts
-    ),
-    "asks for more rounds": Attack(
-        (_AGREED_ROUND,), A, Phase.PRESENCE, "is not one of the agreed 2", more_rounds
-    ),
-    "asks for another run": Attack(
-        (ORDER + "check_run",), A, Phase.PRESENCE, "asked for run run-2", another_run
-    ),
-    "sends another scale": Attack(
-        (_SCALE,), A, Phase.RESULT, _FORM + "scale", other_scale, *_CKKS
-    ),
-    "sends another level": Attack(
-        _ANY_FORM, A, Phase.RESULT, _FORM + "level", other_level, *_CKKS
-    ),
-}  # fmt: skip
+    "carries on two attempts": Attack((ATTEMPT_OPEN,), A, Phase.VALUES, two_open_attempts),
+    "asks for more rounds": Attack((_AGREED_ROUND,), A, Phase.PRESENCE, more_rounds),
+    "asks for another run": Attack((ORDER + "check_run",), A, Phase.PRESENCE, another_run),
+    "sends another scale": Attack((_SCALE,), A, Phase.RESULT, other_scale, *_CKKS),
+    "sends another level": Attack(_ANY_FORM, A, Phase.RESULT, other_level, *_CKKS),
+}
 """Attacks by what the coordinator does."""

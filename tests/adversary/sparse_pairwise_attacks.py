@@ -177,15 +177,9 @@ def two_survivor_sets() -> None:
 
 
 SPARSE_ATTACKS: dict[str, Attack] = {
-    "told that others made shares": Attack(
-        (QUORUM, OWNERS_WORD), "made shares are 10; the threshold is 21", isolated_by_reported_drop_outs
-    ),
-    "neighbours said to have dropped out": Attack((COIN,), "is not the vector", isolated_by_its_neighbours),
-    "holders that follow from the members": Attack((DRAW,), "shares of a secret", holders_that_were_foreseen),
-    "both kinds of a neighbour's shares": Attack(
-        (KINDS,), "0 shares of a secret", both_kinds_of_a_neighbours_shares
-    ),
-    "two survivor sets": Attack(
-        (SIGNATURES_ENOUGH,), "signatures on the survivors; the threshold is 21", two_survivor_sets
-    ),
+    "told that others made shares": Attack((QUORUM, OWNERS_WORD), isolated_by_reported_drop_outs),
+    "neighbours said to have dropped out": Attack((COIN,), isolated_by_its_neighbours),
+    "holders that follow from the members": Attack((DRAW,), holders_that_were_foreseen),
+    "both kinds of a neighbour's shares": Attack((KINDS,), both_kinds_of_a_neighbours_shares),
+    "two survivor sets": Attack((SIGNATURES_ENOUGH,), two_survivor_sets),
 }

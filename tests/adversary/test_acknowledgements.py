@@ -29,7 +29,7 @@ from protoseal_wire.messages import (
 )
 from secure_client.client_loop import step, take_part
 from secure_client.errors import Violation
-from tests.adversary.conftest import Open
+from tests.adversary.attack import Plays
 from tests.support.scripted_coordinator import ScriptedCoordinator
 
 A, B, C, D = NAMES = ("clinic-a", "clinic-b", "clinic-c", "clinic-d")
@@ -84,9 +84,9 @@ def _take(play: ScriptedCoordinator, name: str, payload: Payload) -> list[tuple[
 
 @pytest.mark.parametrize(("protection", "weighting"), BOTH)
 def test_acknowledgement_of_an_accepted_result_has_the_same_bytes(
-    protection: Protection, weighting: Weighting, open_play: Open
+    protection: Protection, weighting: Weighting, plays: Plays
 ) -> None:
-    play = open_play(protection, weighting)
+    play = plays.peers(protection, weighting)
     results = _up_to_result(play)
     # clinic-b is given what belongs to clinic-a: well-formed, and other values.
     said = {name: _take(play, name, results[given]) for name, given in ((A, A), (B, A), (C, C), (D, D))}
@@ -95,8 +95,8 @@ def test_acknowledgement_of_an_accepted_result_has_the_same_bytes(
         assert each == [("upload", codec.encode_acknowledgement(Acknowledgement()))]
 
 
-def test_result_of_another_form_makes_the_site_leave(open_play: Open) -> None:
-    play = open_play(*BOTH[1])
+def test_result_of_another_form_makes_the_site_leave(plays: Plays) -> None:
+    play = plays.peers(*BOTH[1])
     results = _up_to_result(play)
     numerators, denominator = results[A].blobs
     bad = {
@@ -112,9 +112,9 @@ def test_result_of_another_form_makes_the_site_leave(open_play: Open) -> None:
     assert [kind for kind, _ in transport.said] == ["join", "leave"]
 
 
-def test_site_acknowledges_a_result_that_only_decryption_shows_to_be_wrong(open_play: Open) -> None:
+def test_site_acknowledges_a_result_that_only_decryption_shows_to_be_wrong(plays: Plays) -> None:
     """Else a coordinator could compare sealed values with bounds of its choice, a site and round at a time."""
-    play = open_play(*BOTH[1])
+    play = plays.peers(*BOTH[1])
     results = _up_to_result(play)
     numerators, denominator = results[A].blobs
     stranger, _ = CkksSecret.generate()
@@ -133,9 +133,9 @@ def test_site_acknowledges_a_result_that_only_decryption_shows_to_be_wrong(open_
 
 @pytest.mark.parametrize(("protection", "weighting"), BOTH)
 def test_presence_bytes_do_not_depend_on_the_decrypted_result(
-    protection: Protection, weighting: Weighting, open_play: Open
+    protection: Protection, weighting: Weighting, plays: Plays
 ) -> None:
-    play = open_play(protection, weighting)
+    play = plays.peers(protection, weighting)
     results = _up_to_result(play)
     before = {name: play.presence(name).holds.tolist() for name in (A, B)}
     _take(play, A, results[A])
@@ -145,9 +145,9 @@ def test_presence_bytes_do_not_depend_on_the_decrypted_result(
 
 @pytest.mark.parametrize(("protection", "weighting"), BOTH)
 def test_site_restarted_repeats_its_answers_byte_for_byte(
-    protection: Protection, weighting: Weighting, open_play: Open
+    protection: Protection, weighting: Weighting, plays: Plays
 ) -> None:
-    play = open_play(protection, weighting)
+    play = plays.peers(protection, weighting)
     play.set_up(*NAMES)
     active = play.begin(*NAMES)
     results = play.combine(play.all_values(active), active)
@@ -171,8 +171,8 @@ def test_site_restarted_repeats_its_answers_byte_for_byte(
         assert play.statement(A) == statement
 
 
-def test_site_refuses_a_request_of_a_finished_round_even_with_the_same_bytes(open_play: Open) -> None:
-    play = open_play(*BOTH[0])
+def test_site_refuses_a_request_of_a_finished_round_even_with_the_same_bytes(plays: Plays) -> None:
+    play = plays.peers(*BOTH[0])
     play.set_up(*NAMES)
     play.play_round(*NAMES)
     play.presence(A)  # as long as no later round has begun, the answer is there

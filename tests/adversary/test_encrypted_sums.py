@@ -23,8 +23,8 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Assignment, Phase, Work
 from secure_client.errors import Violation
 from secure_server.rounds import transitions
+from tests.adversary.attack import Plays
 from tests.adversary.cluster_attacks import replace_clusters, rows_of
-from tests.adversary.conftest import OpenMasked
 from tests.conformance.drop_outs import Loss
 from tests.conformance.federations import data_for, grouped_agreement, two_kinds
 from tests.conformance.transcripts import Tap, Transcript, record_into
@@ -119,21 +119,19 @@ def alone(play: ScriptedSums) -> tuple[Vector, Vector]:
 
 @pytest.mark.parametrize("method", [Method.FEDDBP, Method.FEDPC])
 def test_a_class_of_one_holder_would_be_open_to_every_member(
-    open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch, method: Method
+    plays: Plays, monkeypatch: pytest.MonkeyPatch, method: Method
 ) -> None:
     monkeypatch.setattr("agreement.derived.cohorts.active_classes", lambda presence, _: presence)
     agreement = grouped.grouped_agreement(Protection.CKKS, method=method)
-    found, secret = alone(open_masked(agreement, {B: C, D: C}))
+    found, secret = alone(plays.sums(agreement, {B: C, D: C}))
     assert np.linalg.norm(secret) > 0.1
     np.testing.assert_allclose(found, secret, rtol=0.0, atol=1e-9)
 
 
 @pytest.mark.parametrize("method", [Method.FEDDBP, Method.FEDPC])
-def test_a_class_of_one_holder_is_zeros_before_it_is_encrypted(
-    open_masked: OpenMasked, method: Method
-) -> None:
+def test_a_class_of_one_holder_is_zeros_before_it_is_encrypted(plays: Plays, method: Method) -> None:
     agreement = grouped.grouped_agreement(Protection.CKKS, method=method)
-    found, secret = alone(open_masked(agreement, {B: C, D: C}))
+    found, secret = alone(plays.sums(agreement, {B: C, D: C}))
     assert np.linalg.norm(secret) > 0.1
     np.testing.assert_allclose(found, 0.0, atol=1e-9)
 
@@ -163,30 +161,30 @@ def without_the_minimum(sums: EncryptedSum, opened: DecryptedSum) -> Means:
     return means_of(sums._agreement.model_copy(update={"min_holders": 1}), *vars(opened).values())
 
 
-def fedproto(open_masked: OpenMasked) -> ScriptedSums:
+def fedproto(plays: Plays) -> ScriptedSums:
     agreement = grouped.grouped_agreement(Protection.CKKS, method=Method.FEDPROTO)
-    return open_masked(agreement, {})
+    return plays.sums(agreement)
 
 
 def test_one_sites_values_for_the_sum_would_be_what_others_train_towards(
-    open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch
+    plays: Plays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EncryptedSum, "means", without_the_minimum)
-    _, secret, targets = given_for_the_sum(fedproto(open_masked))
+    _, secret, targets = given_for_the_sum(fedproto(plays))
     assert targets is not None
     np.testing.assert_allclose(targets, secret, rtol=0.0, atol=1e-9)
 
 
-def test_a_sum_of_one_site_says_so_and_is_not_used(open_masked: OpenMasked) -> None:
+def test_a_sum_of_one_site_says_so_and_is_not_used(plays: Plays) -> None:
     """The stated limit: a site whose operator looks can read it, since it has the key."""
-    read, secret, targets = given_for_the_sum(fedproto(open_masked))
+    read, secret, targets = given_for_the_sum(fedproto(plays))
     assert targets is None
     np.testing.assert_allclose(read, secret, rtol=0.0, atol=1e-9)
 
 
-def test_the_stated_limit_a_coordinator_can_make_one_site_count_as_three(open_masked: OpenMasked) -> None:
+def test_the_stated_limit_a_coordinator_can_make_one_site_count_as_three(plays: Plays) -> None:
     """Ciphertexts are added without a key: counts tell an upload that came by mistake, and nobody who means it."""
-    play = fedproto(open_masked)
+    play = fedproto(plays)
     play.set_up(*EVERYONE)
     begun = EncryptedAttempt(play, *EVERYONE)
     begun.values(*EVERYONE)

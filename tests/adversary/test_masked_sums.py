@@ -25,9 +25,16 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, SignedSurvivors
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_client.errors import Violation
-from tests.adversary.attack import KINDS, assert_nothing_answered, assert_refused_again, weaken
-from tests.adversary.conftest import OpenMasked
-from tests.adversary.masked_attacks import assert_is
+from tests.adversary.attack import (
+    KINDS,
+    PRESENCE_FIELDS,
+    Plays,
+    assert_nothing_answered,
+    assert_raised_in,
+    assert_refused_again,
+    weaken,
+)
+from tests.adversary.masked_attacks import CHECK_KEYS, assert_is, with_keys
 from tests.adversary.opened_masks import mask_keys_from, open_alone, rebuild_secret
 from tests.support.grouped import EVERYONE, PARAMETERS, TEN, grouped_agreement
 from tests.support.scripted_sums import ScriptedSums, SumAttempt, Vector
@@ -38,9 +45,9 @@ WITHOUT_C = (A, B, D)
 
 
 @pytest.mark.parametrize("bits", [64, 32])
-def test_masked_sum_opens_with_everyone_and_without_a_drop_out(open_masked: OpenMasked, bits: int) -> None:
+def test_masked_sum_opens_with_everyone_and_without_a_drop_out(plays: Plays, bits: int) -> None:
     averaging = AveragingSection(parameters=PARAMETERS, parameter_bound=8.0)
-    play = open_masked(grouped_agreement(masking={"ring_bits": bits}, averaging=averaging), {})
+    play = plays.sums(grouped_agreement(masking={"ring_bits": bits}, averaging=averaging))
     play.set_up(*EVERYONE)
     for number, survivors in ((1, EVERYONE), (2, WITHOUT_C)):
         begun = play.attempt(*EVERYONE, round_number=number)
@@ -72,16 +79,16 @@ def _opened_with_the_key_of_round_1(play: ScriptedSums) -> tuple[Vector, Vector]
     return found, play.vector(C, second)
 
 
-def test_mask_key_of_one_round_opens_nothing_in_another(open_masked: OpenMasked) -> None:
+def test_mask_key_of_one_round_opens_nothing_in_another(plays: Plays) -> None:
     with pytest.raises(MalformedError, match="masks"):
-        _opened_with_the_key_of_round_1(open_masked(grouped_agreement(), {}))
+        _opened_with_the_key_of_round_1(plays.sums(grouped_agreement()))
 
 
-def test_mask_key_reused_opens_a_site(open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_key_reused_opens_a_site(plays: Plays, monkeypatch: pytest.MonkeyPatch) -> None:
     """The double's sites, asked in the same order in each round, make their secrets once and keep to them."""
     kept = cycle([AttemptSecrets.generate() for _ in EVERYONE])
     monkeypatch.setattr(AttemptSecrets, "generate", lambda: next(kept))
-    play = open_masked(grouped_agreement(), {})
+    play = plays.sums(grouped_agreement())
     found, secret = _opened_with_the_key_of_round_1(play)
     assert np.abs(secret).max() > 0.1
     assert (np.abs(found - secret) <= play.rounding()).all()
@@ -95,14 +102,14 @@ WITHOUT_DECAY: dict[str, Any] = {
 
 @pytest.mark.parametrize("settings", [PRINTED, WITHOUT_DECAY], ids=["printed norm", "without decay"])
 def test_the_stated_limit_from_a_model_that_one_record_trains_its_site_is_read_in_the_sum(
-    open_masked: OpenMasked, settings: dict[str, Any]
+    plays: Plays, settings: dict[str, Any]
 ) -> None:
     """One unit is above zero, for that record alone: the other sites stand still, but for their weights' decay.
 
     The printed norm moves the victim far more than the decay moves the others; the mean square does not, so its case
     has no decay.
     """
-    play = open_masked(grouped_agreement(**settings), {})
+    play = plays.sums(grouped_agreement(**settings))
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     honest = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
@@ -138,8 +145,8 @@ def _with_model(vector: Vector, model: Vector) -> Vector:
 
 
 @pytest.fixture
-def play(open_masked: OpenMasked) -> ScriptedSums:
-    opened = open_masked(grouped_agreement(), {})
+def play(plays: Plays) -> ScriptedSums:
+    opened = plays.sums(grouped_agreement())
     opened.set_up(*EVERYONE)
     return opened
 
@@ -237,9 +244,9 @@ def _rows(play: ScriptedSums, rounds: int) -> dict[str, NDArray[np.float64]]:
     return {name: play.site(name).learner.train_round(rounds)[0][:_HELD] for name in EVERYONE}
 
 
-def test_the_stated_limit_targets_below_zero_leave_one_site_alone_in_the_sum(open_masked: OpenMasked) -> None:
+def test_the_stated_limit_targets_below_zero_leave_one_site_alone_in_the_sum(plays: Plays) -> None:
     """Features die at three of four sites under negative targets; the fourth site's grow back under positive ones."""
-    play = open_masked(_agreement(), {})
+    play = plays.sums(_agreement())
     play.set_up(*EVERYONE)
     lengths: list[float | None] = [-0.5, 4.0, 4.0, 4.0, 4.0]
     opened = _sum_of_last_round(play, lengths)
@@ -248,8 +255,8 @@ def test_the_stated_limit_targets_below_zero_leave_one_site_alone_in_the_sum(ope
     np.testing.assert_allclose(opened, rows[alone], atol=1e-4)
 
 
-def test_honest_results_leave_no_site_alone_in_the_sum(open_masked: OpenMasked) -> None:
-    play = open_masked(_agreement(), {})
+def test_honest_results_leave_no_site_alone_in_the_sum(plays: Plays) -> None:
+    play = plays.sums(_agreement())
     play.set_up(*EVERYONE)
     opened = _sum_of_last_round(play, [None] * 5)
     for row in _rows(play, 5).values():
@@ -265,8 +272,8 @@ LEAST = 5
 ENOUGH = "secure_client.exchanges.groups.GroupMembers._check_enough_members"
 
 
-def played(open_masked: OpenMasked, **changes: object) -> ScriptedSums:
-    play = open_masked(grouped_agreement(masking=SPARSE | changes), DATA)
+def played(plays: Plays, **changes: object) -> ScriptedSums:
+    play = plays.sums(grouped_agreement(masking=SPARSE | changes), DATA)
     play.set_up(*TEN)
     return play
 
@@ -280,50 +287,73 @@ def lists_the_victim_and_its_two_helpers(play: ScriptedSums) -> None:
     assert_is(play, total, play.vector(VICTIM, begun), 3)
 
 
-def test_the_attack_succeeds_without_the_sites_check(
-    open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_attack_succeeds_without_the_sites_check(plays: Plays, monkeypatch: pytest.MonkeyPatch) -> None:
     weaken(ENOUGH, monkeypatch)
-    lists_the_victim_and_its_two_helpers(played(open_masked))
+    lists_the_victim_and_its_two_helpers(played(plays))
 
 
-def test_member_list_dominated_by_colluders_is_refused(open_masked: OpenMasked) -> None:
-    play, refusal = (
-        played(open_masked),
-        f"3 sites of the group take part, at least {LEAST} are required in a run of 10",
-    )
-    with pytest.raises(Violation, match=refusal):
+def test_member_list_dominated_by_colluders_is_refused(plays: Plays) -> None:
+    play = played(plays)
+    with pytest.raises(Violation) as refused:
         lists_the_victim_and_its_two_helpers(play)
+    assert_raised_in(refused.value, ENOUGH)
     last = assert_nothing_answered(play)
     assert (last.site, last.key.phase) == (VICTIM, Phase.SHARES)
-    assert_refused_again(play, last, refusal)
+    assert_refused_again(play, last)
 
 
 @pytest.mark.parametrize("listed", [LEAST, 6, 7, 10])
-def test_member_list_long_enough_is_accepted(open_masked: OpenMasked, listed: int) -> None:
+def test_member_list_long_enough_is_accepted(plays: Plays, listed: int) -> None:
     """The graph of ten members is sparse, that of fewer complete."""
-    begun = played(open_masked).attempt(*TEN[:listed], groups=(TEN,))
+    begun = played(plays).attempt(*TEN[:listed], groups=(TEN,))
     begun.share(*TEN[:listed])
     assert begun.graph.sparse is (listed == 10)
 
 
-def test_member_list_one_site_too_short_is_refused(open_masked: OpenMasked) -> None:
-    begun = played(open_masked).attempt(*TEN[: LEAST - 1], groups=(TEN,))
+def test_member_list_one_site_too_short_is_refused(plays: Plays) -> None:
+    begun = played(plays).attempt(*TEN[: LEAST - 1], groups=(TEN,))
     with pytest.raises(Violation, match=r"4 sites .* 5"):
         begun.share(VICTIM)
 
 
-def test_where_every_graph_is_complete_min_holders_decides(open_masked: OpenMasked) -> None:
-    lists_the_victim_and_its_two_helpers(played(open_masked, complete_up_to=10))
+def test_where_every_graph_is_complete_min_holders_decides(plays: Plays) -> None:
+    lists_the_victim_and_its_two_helpers(played(plays, complete_up_to=10))
 
 
 @pytest.mark.parametrize(("share", "taken"), [(0.2, False), (0.1, True)])
 def test_a_group_that_can_never_be_large_enough_is_refused_at_once(
-    open_masked: OpenMasked, share: float, taken: bool
+    plays: Plays, share: float, taken: bool
 ) -> None:
-    play, groups = played(open_masked, max_colluding=share), (TEN[:4], TEN[4:])
+    play, groups = played(plays, max_colluding=share), (TEN[:4], TEN[4:])
     if taken:
         play.attempt(*TEN[:4], groups=groups).share(VICTIM)
     else:
         with pytest.raises(Violation, match=r"4 sites, .* 5"):
             play.attempt(*TEN[:4], groups=groups)
+
+
+# A statement whose keys were taken off
+
+
+@pytest.mark.parametrize(
+    ("layers", "place"),
+    [
+        ((), "protoseal_wire.class_presence.verify_presence"),
+        ((PRESENCE_FIELDS,), "protoseal_wire.class_presence.check_keys_given"),
+        ((PRESENCE_FIELDS, CHECK_KEYS), "crypto.pairwise.attempt.check_mask_keys"),
+    ],
+    ids=["signature", "list", "scheme"],
+)
+def test_list_that_a_members_keys_were_taken_off_is_refused_by_each_layer(
+    layers: tuple[str, ...], place: str, plays: Plays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack gains nothing: without any layer, no share can be sealed to that member."""
+    for layer in layers:
+        weaken(layer, monkeypatch)
+    play = plays.sums(grouped_agreement())
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    with pytest.raises(Violation) as refused:
+        begun.share(A, active=with_keys(begun.active, {C: None}))
+    assert_raised_in(refused.value, place)
+    assert_nothing_answered(play)

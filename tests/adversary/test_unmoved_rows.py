@@ -25,7 +25,7 @@ from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
 from secure_client.output.site_log import SiteRound
 from secure_client.privacy.releases import Releases
-from tests.adversary.conftest import OpenMasked
+from tests.adversary.attack import Plays
 from tests.conformance.drop_outs import Clock, Loss, play, set_deadlines
 from tests.support.grouped import EVERYONE, grouped_agreement
 from tests.support.scripted_sums import ScriptedSums, Vector
@@ -72,14 +72,14 @@ def own_rows(play: ScriptedSums, name: str, number: int) -> Vector:
 
 @each_case
 def test_two_sums_of_unmoved_rows_differ_by_a_row_where_each_round_has_rows(
-    open_masked: OpenMasked, case: str, monkeypatch: pytest.MonkeyPatch
+    plays: Plays, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The double: every round's sum has the rows of the one release."""
     monkeypatch.setattr(Agreement, "sends_rows", lambda *_: True)
     monkeypatch.setattr(
         Releases, "is_due", lambda _, number, released: released is None or released == 0 < number
     )
-    play = open_masked(CASES[case](), {})
+    play = plays.sums(CASES[case]())
     play.set_up(*EVERYONE)
     first, second = rows_in_sum(play, 1, EVERYONE), rows_in_sum(play, 2, WITHOUT_C)
     secret = own_rows(play, C, 1)
@@ -89,9 +89,9 @@ def test_two_sums_of_unmoved_rows_differ_by_a_row_where_each_round_has_rows(
 
 
 @each_case
-def test_rounds_with_the_same_rows_have_one_sum_of_them(open_masked: OpenMasked, case: str) -> None:
+def test_rounds_with_the_same_rows_have_one_sum_of_them(plays: Plays, case: str) -> None:
     """No later sum has any row, also not of a site that was killed in between or that missed the first sum."""
-    play = open_masked(CASES[case](), {})
+    play = plays.sums(CASES[case]())
     play.set_up(*EVERYONE)
     first = rows_in_sum(play, 1, WITHOUT_C)
     expected = np.sum([own_rows(play, name, 1) for name in WITHOUT_C], axis=0)
@@ -104,10 +104,10 @@ def test_rounds_with_the_same_rows_have_one_sum_of_them(open_masked: OpenMasked,
 
 @each_case
 def test_a_site_that_was_killed_between_its_shares_and_the_result_sends_no_rows_again(
-    open_masked: OpenMasked, case: str
+    plays: Plays, case: str
 ) -> None:
     """The coordinator opens the sum and says that the round was abandoned."""
-    play = open_masked(CASES[case](), {})
+    play = plays.sums(CASES[case]())
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     assert begun.carried_out(EVERYONE).any()
@@ -122,9 +122,9 @@ def test_a_site_that_was_killed_between_its_shares_and_the_result_sends_no_rows_
 
 
 def test_a_first_sum_that_did_not_open_may_be_asked_for_again_in_its_round_alone(
-    open_masked: OpenMasked,
+    plays: Plays,
 ) -> None:
-    play = open_masked(CASES["feddbp, frozen"](), {})
+    play = plays.sums(CASES["feddbp, frozen"]())
     play.set_up(*EVERYONE)
     unopened = play.attempt(*EVERYONE)
     unopened.share(*EVERYONE)
@@ -134,9 +134,9 @@ def test_a_first_sum_that_did_not_open_may_be_asked_for_again_in_its_round_alone
 
 
 def test_a_site_that_missed_a_releases_round_takes_part_without_prototypes_and_pays_for_none(
-    open_masked: OpenMasked,
+    plays: Plays,
 ) -> None:
-    play = open_masked(CASES["feddbp, one release"](), {})
+    play = plays.sums(CASES["feddbp, one release"]())
     play.set_up(*EVERYONE)
     missed = play.play_sum(*WITHOUT_C)
     begun = play.attempt(
@@ -147,9 +147,9 @@ def test_a_site_that_missed_a_releases_round_takes_part_without_prototypes_and_p
     assert not read_account(play.budget(C).ledger).entries
 
 
-def test_the_next_release_has_a_sum_of_its_own(open_masked: OpenMasked) -> None:
+def test_the_next_release_has_a_sum_of_its_own(plays: Plays) -> None:
     """Round 4 begins the second period; what the first and second sum differ by is noise over all sites."""
-    play = open_masked(CASES["feddbp, one release"](), {})
+    play = plays.sums(CASES["feddbp, one release"]())
     play.set_up(*EVERYONE)
     rows = {number: rows_in_sum(play, number, EVERYONE) for number in range(1, 6)}
     assert [number for number, each in rows.items() if each.any()] == [1, 4]

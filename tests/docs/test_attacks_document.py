@@ -15,15 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.adversary import (
-    cluster_attacks,
-    masked_attacks,
-    masked_start_attacks,
-    pairwise_attacks,
-    round_attacks,
-    set_up_attacks,
-    sparse_pairwise_attacks,
-)
+from tests.adversary import pairwise_attacks, sparse_pairwise_attacks, test_hostile_coordinator
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs/explanation/attacks.md").read_text(encoding="utf-8")
@@ -34,24 +26,9 @@ _DOUBLE = re.compile(r"^\| (.+?) \| (.+) \| .+ \|$", re.MULTILINE)
 _QUOTED = re.compile(r"`([^`]+)`")
 
 Layers = tuple[str, ...]
-_TABLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "test_hostile_coordinator.py": (set_up_attacks.SET_UP_ATTACKS, round_attacks.ROUND_ATTACKS),
-    "test_masked_coordinator.py": (
-        masked_attacks.SUM_ATTACKS,
-        masked_start_attacks.START_ATTACKS,
-        masked_attacks.SPARSE_ATTACKS,
-    ),
-    "test_cluster_coordinator.py": (cluster_attacks.CLUSTER_ATTACKS,),
-    "test_pairwise_attacks.py": (pairwise_attacks.ATTACKS,),
-    "test_sparse_pairwise.py": (sparse_pairwise_attacks.SPARSE_ATTACKS,),
-}
-PLAYED = {
-    file: {name: attack.play for table in tables for name, attack in table.items()}
-    for file, tables in _TABLES.items()
-}
-TABLES = {
-    file: {name: attack.layers for table in tables for name, attack in table.items()}
-    for file, tables in _TABLES.items()
+ATTACKS: Mapping[str, Mapping[str, Any]] = {
+    "test_hostile_coordinator.py": test_hostile_coordinator.ATTACKS,
+    "test_pairwise_attacks.py": pairwise_attacks.ATTACKS | sparse_pairwise_attacks.SPARSE_ATTACKS,
 }
 
 
@@ -90,7 +67,7 @@ def missing_attacks(document: str) -> list[str]:
     """Return the attacks that the overview's last column names and no table has."""
     overview, _, _ = document.partition("\n### ")
     rows = "".join(row for _, row in _ROW.findall(overview))
-    known = {attack for table in TABLES.values() for attack in table}
+    known = {attack for table in ATTACKS.values() for attack in table}
     return [
         each
         for each in _QUOTED.findall(rows)
@@ -123,16 +100,16 @@ def test_every_attack_that_its_overview_names_exists() -> None:
     assert not missing_attacks(DOCUMENT)
 
 
-@pytest.mark.parametrize("file", TABLES)
+@pytest.mark.parametrize("file", ATTACKS)
 def test_document_lists_every_attack_with_its_layers(file: str) -> None:
-    assert sections(DOCUMENT)[file] == TABLES[file]
+    assert sections(DOCUMENT)[file] == {name: attack.layers for name, attack in ATTACKS[file].items()}
 
 
-@pytest.mark.parametrize("file", PLAYED)
+@pytest.mark.parametrize("file", ATTACKS)
 def test_document_describes_every_attack_as_its_docstring_does(file: str) -> None:
     described = _DOUBLE.findall(DOCUMENT)
-    for name, play in PLAYED[file].items():
-        summary, _, _ = (inspect.getdoc(play) or "").partition("\n\n")
+    for name, attack in ATTACKS[file].items():
+        summary, _, _ = (inspect.getdoc(attack.play) or "").partition("\n\n")
         assert (name, " ".join(summary.split())) in described
 
 
