@@ -1,4 +1,7 @@
-"""A site in a masked sum: the order of steps, restarts at each of them, and what it keeps of its secrets."""
+"""A site in a masked sum: the order of steps, restarts at each of them, and what it keeps of its secrets.
+
+A masked sum of everyone, step by step.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ import pytest
 
 from crypto.errors import BoundError
 from crypto.pairwise.shares import SealedShare
-from protoseal_wire.messages import Phase
+from protoseal_wire.messages import Phase, SurvivorSignature
 from secure_client.errors import Violation
 from tests.secure_client.conftest import OpenSites
-from tests.secure_client.masked_steps import STEPS, played_up_to
 from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement
 from tests.support.scripted_sums import ScriptedSums, SumAttempt
+
+STEPS = (Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
 
 A, B, C, D = EVERYONE
 
@@ -216,3 +220,21 @@ def test_the_journals_files_hold_no_secret_of_an_attempt_that_is_over(
 
 def _anywhere(content: bytes, folder: Path) -> bool:
     return any(content in path.read_bytes() for path in folder.iterdir())
+
+
+def played_up_to(play: ScriptedSums, last: Phase) -> SumAttempt:
+    """Play all steps to ``last``."""
+    begun = play.attempt(*EVERYONE)
+    signatures: list[SurvivorSignature] = []
+    for phase in STEPS[: STEPS.index(last) + 1]:
+        for name in EVERYONE:
+            match phase:
+                case Phase.SHARES:
+                    begun.share(name)
+                case Phase.VALUES:
+                    begun.mask(name)
+                case Phase.SURVIVORS:
+                    signatures += begun.sign(EVERYONE, name)
+                case _:
+                    begun.released |= begun.release(EVERYONE, tuple(signatures), name)
+    return begun

@@ -23,7 +23,7 @@ from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data import SiteData
 from secure_client.training.learner import Learner
 from tests.conformance.federations import data_for, private_agreement
-from tests.secure_client.privacy.kept_files import Traces, kept_by, moved_by_the_seed
+from tests.secure_client.privacy.unmasked_uploads import Traces, kept_by, moved_by_the_seed
 from tests.support.replayed_noise import replayed_answers
 
 CLASSES, DIM, ROUNDS = 4, 8, 3

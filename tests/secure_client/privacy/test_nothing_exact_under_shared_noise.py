@@ -42,8 +42,7 @@ from secure_client.output.site_log import SiteRound
 from secure_client.training.learner import Learner
 from secure_server.upload_checks import AnswerCheck
 from tests.conformance.federations import data_for, private_agreement
-from tests.secure_client.privacy.kept_files import Traces, kept_by, moved_by_the_seed
-from tests.secure_client.privacy.unmasked_uploads import Sent, differing
+from tests.secure_client.privacy.unmasked_uploads import Sent, Traces, differing, kept_by, moved_by_the_seed
 from tests.support.marks import full_but
 from tests.support.replayed_noise import replayed_answers, replayed_noise
 

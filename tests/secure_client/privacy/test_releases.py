@@ -1,8 +1,11 @@
-"""A run's releases: spent before they are drawn, no more than the site allows, and the same bytes for a round."""
+"""A run's releases: spent before they are drawn, no more than the site allows, and the same bytes for a round.
+
+A run without noise is a line of the ledger before any exact value leaves the site.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
-from agreement import Agreement, Extractor, Method, PrivacySection
+from agreement import Agreement, Extractor, Method, PrivacySection, Protection
 from agreement.sections.privacy import Noise
+from algorithms.pfpl import Weighting
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.lines import Limit
@@ -28,7 +32,9 @@ from secure_client.privacy.cost import (
     planned_epsilon,
     simulated_budget,
 )
-from secure_client.privacy.releases import Releases, build_query, open_releases
+from secure_client.privacy.releases import ExactReleases, Releases, build_query, open_releases
+from secure_client.session import Session
+from tests.support.scripted_coordinator import Cast, ScriptedCoordinator, Site
 from tests.support.small import small_agreement
 
 NOISE = 6.3
@@ -445,3 +451,32 @@ def test_release_record_that_is_not_finite_counts_as_zero(
     assert [each.getMessage().split(":")[0] for each in caplog.records if "finite" in each.message] == [
         "the features of 1 records are not finite and count as zero"
     ]
+
+
+A, OTHERS = "clinic-a", ("clinic-b", "clinic-c", "clinic-d")
+
+
+@pytest.fixture
+def play(tmp_path: Path, cast: Cast) -> Iterator[ScriptedCoordinator]:
+    with ScriptedCoordinator(tmp_path, small_agreement(Protection.PLAIN, Weighting.COMPLEMENT), cast) as play:
+        play.set_up(A, *OTHERS)
+        yield play
+
+
+def test_presence_without_noise_records_the_exposure_once(play: ScriptedCoordinator, tmp_path: Path) -> None:
+    budget = BudgetSection(dataset="scans", ledger=tmp_path / "scans.ledger", epsilon=1.0)
+    site = play.site(A)
+    exact = ExactReleases(play.agreement, budget)
+    play._sites[A] = Site(
+        Session(play.agreement, play.parties[A], site.learner, site.journal, exact=exact),
+        site.learner,
+        site.journal,
+    )
+    assert read_account(budget.ledger).guaranteed
+    for attempt in (1, 2):
+        shown = play.presence(A, attempt=attempt).anchor
+        account = read_account(budget.ledger)
+        assert [exposure.run for exposure in account.exposures] == [play.agreement.run]
+        assert shown is not None
+        assert (shown.seq, shown.head.hex()) == account.anchor
+        assert not exact.spent_budget().guaranteed

@@ -2,6 +2,8 @@
 
 Keys, seeds in shares, signatures and masks are random, and are made of nothing else than names, rounds and one another:
 of these the sizes are written down. Everything else is written down as it was sent.
+
+Files and values that a site keeps of a run, by name; and a double that trains by the seed alone.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
+import torch
 from numpy.typing import NDArray
 
 from agreement import Agreement
@@ -25,10 +29,13 @@ from crypto.protection import Words
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec
 from protoseal_wire.messages import JoinReply, JoinRequest, Phase, PhaseKey, Work
+from secure_client.checkpoints import checkpointed_learner
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.exchanges import sums
 from secure_client.exchanges.row_protection import row_protection
+from secure_client.privacy.noisy_prototypes import _HEAD
+from secure_client.training.job import Job, Losses, trained_parameters
 from secure_server.coordinator import Coordinator
-from tests.secure_client.privacy.kept_files import Traces
 
 At = tuple[str, int, int]
 """A site, a round and an attempt."""
@@ -160,3 +167,36 @@ def differing(one: Mapping[str, bytes], other: Mapping[str, bytes], but: Sequenc
     """Return the names of entries that differ; ``but`` excludes the names that contain one of these words."""
     names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
     return [name for name in names if not any(each in name for each in but)]
+
+
+Traces = dict[str, bytes]
+
+
+def kept_by(learner: CheckpointedLearner, *documents: str) -> Traces:
+    """Return these documents of the journal, as far as it has them, and the contents of the file of prototypes.
+
+    But for the ledger's head, in which there is the time of day.
+    """
+    found = Traces()
+    for document in documents:
+        stored = learner._checkpoints.journal.get(document)
+        arrays = {} if stored is None else safetensors.numpy.load(stored[1])
+        found |= {f"{document}: {name}": each.tobytes() for name, each in arrays.items() if name != _HEAD}
+    own = learner.predictor.prototypes()
+    return found | {f"file: {name}": each.tobytes() for name, each in vars(own).items() if each is not None}
+
+
+@contextmanager
+def moved_by_the_seed() -> Iterator[None]:
+    """Have training read no record inside the block."""
+
+    def run(job: Job) -> Losses:
+        moves = torch.Generator().manual_seed(job.seed)
+        with torch.no_grad():
+            for each in trained_parameters(job.model, job.trains).values():
+                each.add_(torch.randn(each.shape, generator=moves), alpha=0.05)
+        return Losses(1.0, 1.0, 0.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpointed_learner, "run_job", run)
+        yield

@@ -20,7 +20,7 @@ from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import read_prototypes
 from secure_client.training.batches import open_source
 from secure_client.training.feature_pass import EmbeddedBatch, FeaturePass
-from tests.secure_client.checkpoints.test_saved_predictor import FIRST, Site
+from tests.secure_client.checkpoints.test_predictor import FIRST, Site
 from tests.support.small import small_agreement, small_data
 from tests.support.summed import method_agreement
 
