@@ -45,6 +45,7 @@ def lock_file(path: Path, *, create: bool = False, read_only: bool = False) -> I
 def _lock(file: int, kind: int, path: Path) -> None:
     """Lock the file. A process stopped during a write keeps the lock until it resumes, so a long wait is logged."""
     try:
+        # flock and not POSIX locks: those a process loses when any of its threads closes the file.
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         with _warn_if_long(
@@ -76,6 +77,7 @@ def append(file: int, content: bytes) -> None:
     Raises ``OSError`` if the write or the sync fails, or the write is short. The file may then have any part of
     ``content``, and an unknown share of that part is on the disk.
     """
+    # One write at the end of the file: a crash leaves a beginning of the line, and never parts of two lines.
     written = os.write(file, content)
     if written != len(content):
         raise OSError(errno.ENOSPC, f"only {written} of {len(content)} bytes were written")
@@ -100,5 +102,6 @@ def size(file: int) -> int:
 
 def cut(file: int, length: int) -> None:
     """Truncate the file to ``length`` bytes, and wait for the disk."""
+    # Synced, since a cut that a power cut undoes would bring back a line that was reported as not written.
     os.ftruncate(file, length)
     os.fsync(file)

@@ -65,7 +65,7 @@ def take_part(
         session.take_welcome(reply)
         _log.info("joined as %s", session.site)
         return _work_until_over(session, transport, answer_time)
-    except Unreachable:
+    except Unreachable:  # its secrets stay, since the attempt may go on once the coordinator is back
         raise
     except Exception as error:
         _log.error("leaving the run: %s", error)
@@ -99,6 +99,7 @@ def step(session: Session, transport: Transport, answer_time: AnswerTime = at_on
     if isinstance(task, Stopped):
         session.end()
     if isinstance(task, Work):
+        # Before the download: a coordinator could otherwise fill this site's memory with a request of any size.
         session.check_size(task)
         try:
             request = transport.download(task)

@@ -131,6 +131,7 @@ class SiteConfig(PartyFile):
 
     @model_validator(mode="after")
     def _agreement_suffices(self) -> Self:
+        # When the file is loaded, and so before the site joins: the coordinator learns of no later refusal.
         if self.min_holders > self.agreement.min_holders:
             raise ValueError(
                 f"min_holders: this site requires {self.min_holders} holders of a class, the agreement has "
@@ -141,6 +142,7 @@ class SiteConfig(PartyFile):
 
 
 def _fingerprint(name: str, text: str) -> str:
+    # As OpenSSL prints it, with colons and capitals, or as this program does.
     plain = re.sub(r"[:\s]", "", text).lower()
     if not re.fullmatch(r"[0-9a-f]{64}", plain):
         raise ValueError(f"the pin of {name!r} is not a SHA-256 fingerprint of 64 hexadecimal digits")

@@ -145,6 +145,7 @@ def _open_tunnel(opened: socket.socket, host: str, port: int, proxy: Proxy) -> N
     answer = b""
     try:
         opened.sendall(f"CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n{password}\r\n".encode())
+        # Bounded, so that a proxy whose header never ends does not fill the memory.
         while b"\r\n\r\n" not in answer and len(answer) < 1 << 16 and (more := opened.recv(4096)):
             answer += more
     except OSError as error:
@@ -176,7 +177,9 @@ def _describe_demand(answer: bytes) -> str:
 def _fetch_certificate(opened: socket.socket, host: str, place: str) -> x509.Certificate:
     """Return the certificate at the other end, unverified. This site shows none and does not finish the handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    # Unverified on purpose: a wrong certificate is to be described. Nothing of this site crosses this connection.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     incoming, outgoing, first = ssl.MemoryBIO(), ssl.MemoryBIO(), b""
     tls = context.wrap_bio(incoming, outgoing, server_hostname=host)
@@ -189,6 +192,7 @@ def _fetch_certificate(opened: socket.socket, host: str, place: str) -> x509.Cer
             first = first or received
             incoming.write(received)
         except ssl.SSLError as error:
+            # A TLS record begins with its kind, 0x15 for an alert or 0x16 for a handshake, and with version 3.
             if not first.startswith((b"\x15\x03", b"\x16\x03")):
                 raise _Cause(f"{place} answers without TLS, {_guess_protocol(first)}") from error
             raise _Cause(f"{place} refuses this TLS ({error.reason})") from error
@@ -214,6 +218,7 @@ def _exchange_bytes(opened: socket.socket, sent: bytes, place: str) -> bytes:
 def _guess_protocol(first: bytes) -> str:
     if first.startswith(b"HTTP/"):
         return "in HTTP: this is another service"
+    # The fourth byte of an HTTP/2 frame is its type: 4 for SETTINGS, with which a server begins, and 7 for GOAWAY.
     if first[3:5] in (b"\x04\x00", b"\x07\x00"):
         return "in HTTP/2: this is another service, or gRPC without TLS"
     return f"with {_quote(first)}: this is another service"
@@ -280,6 +285,7 @@ def _show_own_certificate(
         with context.wrap_socket(opened, server_hostname=host) as tls:
             if tls.selected_alpn_protocol() != "h2":
                 raise _Cause(f"{place} speaks TLS, but not gRPC: this is another service")
+            # gRPC's server begins with a SETTINGS frame, so a byte means that it took this site's certificate.
             if tls.recv(1):
                 return
     except TimeoutError as error:
@@ -287,7 +293,7 @@ def _show_own_certificate(
     except ssl.SSLCertVerificationError as error:
         raise _Cause(f"{place} shows a certificate that TLS refuses ({error.verify_message})") from error
     except (ssl.SSLError, ConnectionError):
-        pass
+        pass  # under TLS 1.3 a refused certificate shows at the first read, as an alert or a reset
     shown = load_certificate(credentials.certificate_der)
     raise _Cause(
         f"{place} closes the connection once it has seen this site's certificate ({subject_text(shown)}, serial number "

@@ -112,6 +112,7 @@ def _exceptions_variable() -> str:
 
 
 def _is_excepted(host: str) -> bool:
+    # gRPC's own rules: a name matches its subdomains, with or without a dot before it, and a network its addresses.
     for entry in filter(None, map(str.strip, os.environ.get(_exceptions_variable(), "").split(","))):
         name = entry.lstrip(".").lower()
         if host.lower() == name or host.lower().endswith(f".{name}"):

@@ -146,6 +146,7 @@ class Session:
         Raises :class:`Violation`, without an answer, if the protocol does not allow the request now or its content does
         not verify.
         """
+        # Before the journal is asked, which knows rounds and attempts of one run.
         self._order.check_run(key)
         stored = self._journal.answer(key, request)
         if stored is not None:

@@ -387,9 +387,10 @@ def check_state(config: SiteConfig, party: Party) -> str:
 
 def _check_writable(folder: Path) -> None:
     """Check that a missing folder can be made: the nearest existing folder above it must be writable."""
-    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    # A run makes missing folders, so what counts is whether the nearest one that exists lets it.
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise StateError(
@@ -398,6 +399,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _check_free(path: Path) -> None:
+    # Asked of the file: opening the journal would recover its log, which changes a file of a run that may be going on.
     with path.open("rb") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, _LOCKED_BYTES, _LOCKED_FROM, os.SEEK_SET)

@@ -37,11 +37,12 @@ def load_function(spec: str, purpose: str) -> Callable[..., Any]:
         as_module = _find_module(module_name)
         such_as = f"my_{purpose}:build" if as_module is None else f"{as_module}:{function_name or 'build'}"
         raise PluginError(f"{purpose} {spec!r} is not of the form module:function, such as {such_as}")
+    # Last, so that a file with the name of an installed module cannot take its place.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except BaseException as error:
+    except BaseException as error:  # a module that calls sys.exit must not end this program without a word
         # The module itself, or a package that has it, is missing; not a module that it imports.
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             as_module = _find_module(module_name)

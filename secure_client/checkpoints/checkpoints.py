@@ -47,6 +47,7 @@ class Base:
     @classmethod
     def of(cls, content_hash: bytes, rows: Float, present: Bool, averaged: Float) -> Base:
         """Build a base with one prototype a class: copy ``rows`` (K, d), valid where ``present`` (K,) is true."""
+        # Copies: the arrays may be views of a payload that its owner goes on to change.
         received = {"rows": np.array(rows, dtype=np.float64), "present": np.array(present, dtype=np.bool_)}
         return cls(content_hash, received, np.array(averaged, dtype=np.float64))
 
@@ -135,6 +136,7 @@ class TrainedValues:
 
     def to_bytes(self, model: Mapping[str, Tensor]) -> bytes:
         """Return this outcome and the ``model``'s state as one safetensors file."""
+        # One file for model and values, so that no crash leaves the values of one training beside another's model.
         state = {**model, _COUNTS: torch.from_numpy(self.counts)}
         state[_FROM] = torch.tensor(list(self.base), dtype=torch.uint8)
         if self.rows is not None:

@@ -103,6 +103,7 @@ class ExchangedValues:
         vector = self._learner.averaged_vector()
         if self._averaging is None:
             return vector
+        # Clamped, not refused: the coordinator chose the base, and would learn from a refusal where training led.
         number = 0 if self.last is None else self.last.round
         return saturate(vector, self._averaging, f"{self._learner.site}, round {number}")
 

@@ -86,6 +86,7 @@ def build_learner(
     constant, or all records equal, without ``accept_dark_or_constant_inputs``.
     """
     training = agreement.training
+    # What is wrong with the model alone is said before the data are read, which may take minutes.
     built = build_initial_model(agreement, model, pretrained)
     check_averaged(agreement, built)
     check_private(agreement, built)
@@ -205,6 +206,7 @@ def check_rows_change(agreement: Agreement, learner: Learner) -> None:
     hidden = agreement.protection is not Protection.PLAIN and (
         agreement.method.traits.prototypes or agreement.clusters
     )
+    # With noise, rounds between releases repeat one release; with one period, all rounds repeat one sum.
     if not hidden or agreement.privacy is not None or agreement.row_period == agreement.rounds:
         return
     if learner.has_fixed_features:

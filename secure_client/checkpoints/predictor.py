@@ -28,8 +28,8 @@ from secure_client.training.learner import Learner
 def deciding_guide(prototypes: SitePrototypes) -> Guide | None:
     """Return the targets for prediction, or None if no class has a prototype. Noisy counts can leave no class."""
     guide = inference_guide(prototypes)
-    there = guide.present.any() if isinstance(guide, Targets) else len(guide.labels)
-    return guide if there else None
+    has_any = guide.present.any() if isinstance(guide, Targets) else len(guide.labels)
+    return guide if has_any else None
 
 
 def inference_guide(prototypes: SitePrototypes) -> Guide:

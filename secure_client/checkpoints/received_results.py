@@ -34,6 +34,7 @@ class ReceivedResults:
     def load(self) -> None:
         """Read what the journal has."""
         self.base_round, self.base = self._checkpoints.load_base()
+        # A method has either a base, whose rows are the targets, or targets alone.
         self.guide = self._checkpoints.load_targets() if self.base is None else self.base.guide()
 
     def take_targets(self, round_number: int, rows: Float, present: Bool) -> None:

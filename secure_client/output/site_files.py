@@ -76,6 +76,7 @@ class SitePrototypes:
 
     def for_inference(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return rows (K, d) and the classes (K,) with a row: personalised, or the site's own for a withheld class."""
+        # A class is withheld where too few sites have it; its holders still predict it, by their own prototype.
         rows = np.where(self.has_personal[:, np.newaxis], self.personal, self.local)
         return rows, self.has_personal | (self.counts > 0)
 
@@ -116,6 +117,7 @@ def read_agreement(folder: Path) -> Agreement:
         text = read_text(path, "give the folder that a site wrote to (out)")
         return Agreement.from_json(text, source=str(path))
     except (ConfigError, ValueError) as error:
+        # An agreement with a third party's method reads only where that method is installed.
         missing = _list_missing_distributions(text)
         if missing:
             raise FileError(
@@ -130,8 +132,8 @@ def _list_missing_distributions(text: str) -> list[str]:
         stated = TypeAdapter(dict[str, str]).validate_python(json.loads(text).get("distributions", {}))
     except (AttributeError, ValueError):
         return []
-    there = {f"{distribution.name} {distribution.version}" for distribution in distributions()}
-    return sorted(set(stated.values()) - there)
+    installed = {f"{distribution.name} {distribution.version}" for distribution in distributions()}
+    return sorted(set(stated.values()) - installed)
 
 
 def write_prototypes(folder: Path, prototypes: SitePrototypes) -> Path:

@@ -130,6 +130,7 @@ def check_delta(budget: BudgetSection, units: int) -> None:
 
     ``units`` is the number of units: this site's records or subjects, or the most sites of a run.
     """
+    # With δ ≥ 1/n, a mechanism that publishes one of n records, chosen at random, would be (0, δ)-private.
     if not budget.delta * units < 1.0:
         whose = "sites of a run" if budget.unit is Unit.SITE else f"this site's {budget.unit}s"
         raise BudgetError(

@@ -122,6 +122,7 @@ def check_planned(agreement: Agreement, agreed: PrivacySection, budget: BudgetSe
 def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[tuple[ReleaseName, Event]]:
     """Yield the events of :func:`planned_history` with their names, oldest first."""
     training, release = training_event(agreement, agreed), release_event(agreement, agreed)
+    # Round 0 is FedPC's grouping, for which each site releases the prototypes of its initial model.
     for number in range(0 if agreement.method.is_grouped else 1, agreement.rounds + 1):
         if training is not None and number:
             yield ReleaseName(agreement.run, number, TRAINING), training

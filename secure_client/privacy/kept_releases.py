@@ -117,7 +117,7 @@ class KeptReleases:
         model: Mapping[str, Tensor] | None = None,
     ) -> None:
         path = self.folder / f"{name}.safetensors"
-        if path.exists():
+        if path.exists():  # what was drawn first is what was sent; a restart draws nothing again
             return
         durable_files.make_state_folder(self.folder)
         tensors = {key: torch.tensor(np.ascontiguousarray(array)) for key, array in arrays.items()}

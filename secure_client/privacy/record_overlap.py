@@ -78,6 +78,7 @@ class Sketch:
 
     def encrypt(self, key: StorageKey) -> str:
         """Return the sketch as a ledger's fact, of the same length for any number of records."""
+        # Of one length for any set: a ciphertext's length would tell how many records there are.
         padded = (*self.hashes, *[_PADDING] * (_KEPT - len(self.hashes)))
         content = b"".join(number.to_bytes(_BYTES, "big") for number in padded)
         return base64.b64encode(key.encrypt(content, _LABEL)).decode("ascii")

@@ -125,6 +125,7 @@ class AnswerDelays:
                 delay,
                 deadline,
             )
+        # At the deadline the coordinator goes on without this site, so a later answer would help nobody.
         delay = min(delay, deadline)
         self._journal.put(_name(key), key.round, f"{seconds!r} {delay!r}".encode())
         _log.info("answers to %s leave %.2f s after their requests", key.phase.name, delay)
@@ -144,7 +145,7 @@ class AnswerDelays:
     def _hold(self, key: PhaseKey) -> None:
         took = self._clock() - self._arrived
         delay = self._delay(key)
-        if delay is None:  # the first answer failed
+        if delay is None:  # the first answer failed; its time is hidden all the same
             delay = _rounded_up(_MARGIN * took)
         if took > delay:
             self._count_overrun(key, took, delay)
@@ -167,6 +168,7 @@ class AnswerDelays:
 
 def _rounded_up(seconds: float) -> float:
     """Return the next larger delay of the public grid: half octaves from the shortest delay up."""
+    # A coarse public grid: the exact time of the first answer depends on records, and would show with every answer.
     steps = math.ceil(2 * math.log2(max(seconds, SHORTEST_DELAY) / SHORTEST_DELAY) - 1e-9)
     return SHORTEST_DELAY * math.exp2(steps / 2)
 

@@ -96,10 +96,10 @@ class Journal(DatabaseOwner):
                 for statement in _SCHEMA.split(";\n"):
                     self._db.execute(statement)
                 self._db.execute("INSERT INTO identity VALUES (?, ?, ?, ?)", identity)
-            found = self._db.execute("SELECT schema, run, agreement_hash, site FROM identity").fetchone()
-            if found != identity and found[0] == _SCHEMA_VERSION and self.unused:
+            stored = self._db.execute("SELECT schema, run, agreement_hash, site FROM identity").fetchone()
+            if stored != identity and stored[0] == _SCHEMA_VERSION and self.unused:
                 self._start_over(identity)
-                found = identity
+                stored = identity
             self._db.execute("COMMIT")
             # A killed process may have erased a secret that its log still has.
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -107,7 +107,7 @@ class Journal(DatabaseOwner):
             raise StateError(f"{path}: {error}; is another process of this site running?") from error
         except sqlite3.DatabaseError as error:
             raise StateError(f"{path} is not a journal: {error}") from error
-        if found != identity:
+        if stored != identity:
             raise OtherRun(
                 f"{path} belongs to another run, agreement or site; give this run its own state_dir, or use the "
                 "agreement that the run was started with"

@@ -118,6 +118,7 @@ class SecureAggregation:
                     "out could open that sum and subtract it"
                 )
         self._forget_last()
+        # Fresh for each attempt: the same masks over two vectors would cancel in their difference.
         secrets = AttemptSecrets.generate()
         self._journal.put_secret(_stored_name(_MASK_SECRETS, key), secrets.to_bytes())
         return secrets.public
@@ -169,7 +170,10 @@ class SecureAggregation:
                 raise ValueError(f"a masked sum has no step {key.phase.name}")
 
     def shares(self, key: PhaseKey, group: Group) -> bytes:
-        """Answer SHARES: shares of this site's secrets, one sealed to each other member or neighbour."""
+        """Answer SHARES: shares of this site's secrets, one sealed to each other member or neighbour.
+
+        ShareKeys in figure 4 of the paper, whose AdvertiseKeys is the statement of presence.
+        """
         secrets = AttemptSecrets.from_bytes(self._secret(_MASK_SECRETS, key))
         binding = self._binding(key, group)
         with _refusing(key.round, "keys"):
@@ -182,7 +186,7 @@ class SecureAggregation:
     def values(
         self, key: PhaseKey, group: Group, request: bytes, vector: NDArray[np.float64]
     ) -> ProtectedPayload | SignedValues:
-        """Answer VALUES: ``vector`` (L,) in fixed point, masked with every sharer or with each neighbour.
+        """Answer VALUES (MaskedInputCollection): ``vector`` (L,) in fixed point, masked with each sharer or neighbour.
 
         In a sparse graph the answer has this site's signature on the sharers. Raises :class:`crypto.errors.BoundError`
         for a value beyond its agreed bound, before anything is sent.
@@ -200,7 +204,7 @@ class SecureAggregation:
         return SignedValues(values, sign_sharers(self._party.credentials, binding, sharers))
 
     def survivors(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
-        """Answer SURVIVORS: this site's signature on the one set for which it will release shares.
+        """Answer SURVIVORS (ConsistencyCheck): a signature on the one set for which this site will release shares.
 
         Raises :class:`Violation` if the secrets are erased: the coordinator would rely on the site's shares.
         """
@@ -220,7 +224,7 @@ class SecureAggregation:
         return codec.encode_survivor_signature(SurvivorSignature(self._site, signature))
 
     def unmask(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
-        """Answer UNMASK: one share of each sharer, of the kind that the signed set requires; erase the secrets."""
+        """Answer UNMASK (Unmasking): one share of each sharer, of the kind that the set requires; erase the secrets."""
         signed = codec.decode_signed_survivors(request, self._limits)
         survivors = codec.decode_survivor_set(self._request(key, Phase.SURVIVORS), self._limits).sites
         if signed.sites != survivors:
@@ -233,7 +237,10 @@ class SecureAggregation:
         with _refusing(key.round, "signed survivors"):
             verify_signed_survivors(signatures, self._setup.roster().members, binding, signed.sites)
             self._verify_owners(signed, binding, sharers, received)
+            # Of a survivor the share of its seed, of a drop-out the share of its key: enough of both kinds of one site
+            # would open its vector.
             released = release(binding, self._site, sharers, signed.sites, held)
+        # Now, and not with the result: whoever breaks into this site later must find no share to release again.
         self.forget(key)
         return codec.encode_released_shares(ReleasedShares(released))
 

@@ -93,6 +93,7 @@ def keep_values(
     A term of a sum with shared noise is not kept, since a term alone is not private. The MEANS of a group come from the
     group's sum and not from the site's release.
     """
+    # Called with the answer made and before it is stored, so that an audit finds whatever left.
     protected = answer.values if isinstance(answer, SignedValues) else answer
     if isinstance(protected, ProtectedPayload) and key.phase is not Phase.MEANS:
         arrays = [value for value in protected.values if isinstance(value, np.ndarray)]
