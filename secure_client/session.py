@@ -203,7 +203,8 @@ class Session:
             raise Violation(f"{key.phase.name} of round {key.round} does not decode: {error}") from error
 
     def _answer_step(self, key: PhaseKey, request: bytes) -> bytes:
-        released = self._learner.values.require_last().released
+        trained = self._learner.values.last
+        released = None if trained is None else trained.released
         check_released(self._agreement, released)
         with self._timing("protect"):
             answer = self._exchange.step(key, request)
