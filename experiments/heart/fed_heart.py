@@ -88,7 +88,7 @@ def write_site(source: Path, folder: Path, name: str, config: SimulationConfig) 
     whole.write_text("\n".join(rows) + "\n", encoding="utf-8")
     written = TableFormat(header=HEADER, label="num", labels=LABELS)
     table = parse_table(whole, config.table, written, (HEALTHY, ILL))
-    kept = np.flatnonzero(table.kept)
+    kept = np.flatnonzero(table.has_required_values)
     labels = np.array([label == ILL for label in table.labels or ()], dtype=np.int64)[kept]
     for path, chosen in zip((whole, test), flamby_split(labels), strict=True):
         path.write_text("".join(f"{rows[table.lines[at] - 1]}\n" for at in kept[chosen]), encoding="utf-8")
