@@ -26,8 +26,11 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 test: $(READY)  ## the tests that every change runs, a process for each core
 	$(PYTEST) -m "not full" --hypothesis-profile=repeatable
 
+# Only the files with such tests, since collecting the tests of all files takes half a minute.
+FULL = $(shell grep -rlE 'mark\.full|full_but' tests --include='test_*.py')
+
 test-rest: $(READY)  ## the tests that `make test` leaves out
-	$(PYTEST) -m full
+	$(PYTEST) -m full $(FULL)
 
 test-all: $(READY)  ## every test
 	$(PYTEST)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from protoseal.attacks import grid as grid_module
-from protoseal.attacks import model_membership, update_inversion
+from protoseal.attacks import model_membership, prototype_inversion, update_inversion
 from protoseal.attacks import report as report_module
 from protoseal.attacks.cases import Case, Measurement, Picture
 from protoseal.attacks.grid import list_suites, make_cases
@@ -21,7 +21,7 @@ from protoseal.attacks.poisoning import poisoning_cases
 from protoseal.attacks.protected_values import EXACT
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
-from protoseal.attacks.records import list_notices
+from protoseal.attacks.records import AttackReport, list_notices
 from protoseal.cli import main
 from protoseal.commands.attack import SUITE_NAMES
 
@@ -44,10 +44,22 @@ def attack(folder: Path, *arguments: object, text: str = FILE, suite: str = "qui
     return CliRunner().invoke(main, ["attack", suite, *map(str, (*out, *arguments))])
 
 
+def draw_once(patch: pytest.MonkeyPatch) -> None:
+    """Have figures drawn at the end alone, and not after each run as well."""
+    draw = report_module.write_report
+
+    def draw_if_complete(folder: Path, report: AttackReport) -> Path:
+        return draw(folder, report) if report.complete else folder
+
+    patch.setattr(report_module, "write_report", draw_if_complete)
+
+
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     folder = tmp_path_factory.mktemp("attacked")
-    return folder, attack(folder, "--json")
+    with pytest.MonkeyPatch.context() as patch:
+        draw_once(patch)
+        return folder, attack(folder, "--json")
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +241,9 @@ def test_make_cases_every_suite_is_listed() -> None:
 @pytest.mark.full
 def test_attack_all_suites_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attack is made short here, and its strength is tested elsewhere."""
+    draw_once(monkeypatch)
+    monkeypatch.setattr(prototype_inversion, "_STEPS", 5)
+    monkeypatch.setattr(prototype_inversion, "_DECODER_STEPS", 10)
     monkeypatch.setattr(update_inversion, "REPEATS", 1)
     monkeypatch.setattr(update_inversion, "_STEPS", 5)
     monkeypatch.setattr(model_membership, "SHADOWS", 2)

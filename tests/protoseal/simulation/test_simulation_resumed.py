@@ -10,8 +10,6 @@ import hashlib
 import json
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +34,8 @@ from secure_client.protocol.journal import Journal
 from secure_client.training.learner import Learner
 from secure_server.store import Store
 from tests.support import killed_party
-from tests.support.forked_processes import Nursery
 from tests.support.marks import full_but
-from tests.support.processes import Running, environment
+from tests.support.processes import Running, own_nursery
 from tests.support.simulations import DIGITS, Killed, config_in, fail_at
 
 SITES, ROUNDS = 4, 3
@@ -90,15 +87,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture
-def nursery() -> Iterator[Nursery]:
-    """Start the process from which tests fork processes."""
-    with closing(Nursery(environment())) as made:
-        yield made
-
-
 @pytest.mark.full
-def test_simulate_killed_process_is_resumed(undisturbed: Path, nursery: Nursery, tmp_path: Path) -> None:
+def test_simulate_killed_process_is_resumed(undisturbed: Path, tmp_path: Path) -> None:
     """SIGKILL in the second round of FedPC, in the third of the control, then in FedAvg; each time in mid-round."""
     out = tmp_path / "out"
     config_for(out)
@@ -109,7 +99,7 @@ def test_simulate_killed_process_is_resumed(undisturbed: Path, nursery: Nursery,
         (rest_of_fedpc + 4 + 4 + 2, ["fedpc"]),
         (rest_of_self + 4 + 2, ["fedpc", "self-fedpc"]),
     ):
-        process = Running(tmp_path, *simulating, own={killed_party.LOGGED: str(count)}, nursery=nursery)
+        process = Running(tmp_path, *simulating, own={killed_party.LOGGED: str(count)}, nursery=own_nursery())
         assert process.exit_code() == -signal.SIGKILL, process.log()
         assert sorted(path.stem for path in (out / "runs").glob("*.json")) == ended
         assert (out / STATE).exists()
