@@ -129,10 +129,7 @@ class Journal(DatabaseOwner):
         """Commit all writes of the ``with`` block, or none if an exception ends the block."""
         with transaction(self._db):
             yield
-        self._empty_log()
-
-    def _empty_log(self) -> None:
-        """Truncate the write-ahead log, which still has the pages of an erased secret."""
+        # The write-ahead log still has the pages of an erased secret until it is truncated.
         if self._forgot:
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             self._forgot = False

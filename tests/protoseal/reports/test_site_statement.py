@@ -5,95 +5,35 @@ The table alters one fact at a time. A statement that keeps a sentence of the un
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from agreement import Method, PrivacySection, load_agreement
+from agreement import load_agreement
 from agreement.storage.anchor_record import AnchorRecord
 from privacy.accounting.accounting_rules import Accounting, accountant_for
-from privacy.accounting.events import DpSgd, Event, GaussianRelease, Unit
+from privacy.accounting.events import GaussianRelease, Unit
 from privacy.ledger.ledger import Ledger
-from privacy.ledger.lines import Fact, Limit, ReleaseName, Spending
-from privacy.mechanisms.cell_query import Cells
-from protoseal.commands.budget_statement import read_ledger_facts
+from privacy.ledger.lines import Limit, ReleaseName, Spending
 from protoseal.reports.ledger_facts import StatementFacts
 from protoseal.reports.privacy_statement import out_of_hundred
 from protoseal.reports.site_statement import headline
 from protoseal.reports.statement_files import statement_text, statement_to_json
-from secure_client.privacy.cost import simulated_budget
 from secure_client.privacy.ledger_anchors import OWN, own_anchor, record_beside
-from secure_client.privacy.releases import Releases, open_releases
+from tests.protoseal.reports.recorded_ledgers import (
+    BASE,
+    FACTS,
+    HASH,
+    RELEASE,
+    SHARED,
+    TRAINED,
+    TWO,
+    Recorded,
+    sentences,
+)
 from tests.support.config_files import AGREEMENT, write
-from tests.support.small import small_agreement
-
-FACTS: dict[str, Fact] = {
-    "clip": 5.0,
-    "count_weight": 2.0,
-    "classes": 10,
-    "dim": 64,
-    "extractor": "frozen",
-    "weights": "ab" * 32,
-    "guarantee": "record",
-}
-RELEASE, TRAINING = GaussianRelease(2.0, 650), DpSgd(4.0, 0.1, 20)
-Batch = tuple[NDArray[np.float64], NDArray[np.int64]]
-NO_CENTRES = Cells.around(np.zeros((0, 8)), np.zeros(0, dtype=np.int64), 3)
-HASH, LIMIT = bytes(32), Limit(9.0, 1e-5)
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """The content of a ledger. ``events`` are (what, event) pairs, one a round; ``then`` does more with the ledger."""
-
-    dataset: str = "scans"
-    limit: Limit = LIMIT
-    runs: tuple[tuple[str, bytes], ...] = (("run-1", HASH),)
-    events: tuple[tuple[str, Event], ...] = (("prototypes", RELEASE),) * 2
-    facts: dict[str, Fact] = field(default_factory=lambda: dict(FACTS))
-    days: tuple[str, ...] = ("2026-03-02",)
-    then: Callable[[Ledger, Path], object] = lambda ledger, path: None
-
-    def but(self, **facts: Fact) -> Recorded:
-        """Return these with other facts in each entry."""
-        return replace(self, facts=self.facts | facts)
-
-
-@pytest.fixture
-def stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorded], StatementFacts]:
-    """Return the facts that a statement has of a ledger with the recorded content."""
-
-    def state(recorded: Recorded) -> StatementFacts:
-        path = tmp_path / "scans.jsonl"
-        path.unlink(missing_ok=True)
-        days = iter([recorded.days[0], *recorded.days])
-        last = [recorded.days[0]]
-
-        def now() -> str:
-            last[0] = next(days, last[0])
-            return f"{last[0]}T10:00:00Z"
-
-        monkeypatch.setattr("privacy.ledger.ledger.now", now)
-        limit = recorded.limit
-        ledger = Ledger(path, recorded.dataset, limit, epsilon=accountant_for(limit.accountant))
-        for run, agreement in recorded.runs:
-            for number, (what, event) in enumerate(recorded.events, 1):
-                ledger.spend(Spending(ReleaseName(run, number, what), agreement, event, recorded.facts))
-        recorded.then(ledger, path)
-        return read_ledger_facts(path)
-
-    return state
-
-
-def sentences(facts: StatementFacts) -> str:
-    """Return all text of a statement, and of its fields, without line breaks."""
-    return " ".join(statement_text(facts).split()) + json.dumps(statement_to_json(facts), ensure_ascii=False)
 
 
 def lose_last_entry(ledger: Ledger, path: Path) -> None:
@@ -117,10 +57,6 @@ def overlap(ledger: Ledger, path: Path) -> None:
     )
 
 
-BASE = Recorded()
-TWO = (("run-1", HASH), ("run-2", b"1" * 32))
-TRAINED = (("training", TRAINING), ("prototypes", RELEASE))
-SHARED = BASE.but(noise="distributed", colluding=1)
 FILTER = Accounting.RENYI
 FILTERED = replace(BASE, events=TRAINED, runs=TWO, limit=Limit(30.0, 1e-5, accountant=FILTER))
 PLANNED = replace(FILTERED, limit=Limit(3.2, 1e-5, accountant=Accounting.PLANNED))
@@ -554,155 +490,3 @@ def test_statement_agreement_without_noise_names_exact_values(
         statement_text(own).split()
     )
     assert "no exact value has left in it yet" in " ".join(statement_text(replace(own, runs=())).split())
-
-
-# Ledgers that a site's own releases write
-
-
-def subjects_of(releases: Releases, batches: list[Batch]) -> None:
-    releases.release(1, batches, np.arange(8) // 2)
-
-
-RELEASED: dict[str, tuple[dict[str, Any], Callable[[Releases, list[Batch]], object], tuple[str, ...]]] = {
-    "local noise": (
-        {},
-        lambda releases, batches: releases.release(1, batches),
-        (
-            "whether any one record is in data set 'scans' is protected from anyone who sees what the ledger records",
-            "counts of records of 3 classes, with 8 features, with discrete Gaussian noise of 6.3 times",
-            "Features are shortened to norm 1 before.",
-            "weights with SHA-256 abc",
-        ),
-    ),
-    "subjects": (
-        {"unit": "subject"},
-        subjects_of,
-        (
-            "whether any one person has records in data set 'scans' is protected",
-            "The unit of protection is one person",
-        ),
-    ),
-    "a site": (
-        {"unit": "site"},
-        lambda releases, batches: releases.release(1, batches, np.zeros(8, dtype=np.int64)),
-        ("whether the site has any records behind what it sends is protected",),
-    ),
-    "shared noise": (
-        {"noise": "distributed", "colluding": 2},
-        lambda releases, batches: releases.draw_share(1),
-        ("with up to 2 sites that help them", "This site as a whole."),
-    ),
-    "DP-SGD": (
-        {"extractor": "private", "dp_sgd": {"noise_multiplier": 4.0, "clip": 1.0, "sampling_rate": 0.25}},
-        lambda releases, batches: releases.pay_for_training(1),
-        ("training, 4 steps of DP-SGD with noise multiplier 4", "takes every record with probability 0.25"),
-    ),
-    "trained features": (
-        {"extractor": "trained"},
-        lambda releases, batches: releases.release(1, batches),
-        ("NO GUARANTEE for any record of data set 'scans': something was released of features",),
-    ),
-    "the cells of FedPLCC": (
-        {},
-        lambda releases, batches: releases.release_cells(1, batches, NO_CENTRES),
-        ("of 3 classes in up to 16 cells (parts of a class) each, with 8 features",),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", RELEASED)
-def test_statement_says_what_releases_recorded(name: str, tmp_path: Path) -> None:
-    changes, release, said = RELEASED[name]
-    privacy = PrivacySection.model_validate_json(json.dumps({"clip": 1.0, "noise_multiplier": 6.3} | changes))
-    cells = {"method": Method.FEDPLCC} if "cells" in name else {}
-    agreed = small_agreement().model_copy(update={"privacy": privacy} | cells)
-    budget = simulated_budget(agreed, "scans", tmp_path)
-    releases = open_releases(agreed, budget)
-    assert releases is not None
-    releases.begin_with("abc")
-    release(releases, [(np.eye(8), np.arange(8, dtype=np.int64) % 3)])
-    text = " ".join(statement_text(read_ledger_facts(budget.ledger)).split())
-    assert [sentence for sentence in said if sentence not in text] == []
-
-
-# The fields of the registry
-
-TIER_3 = {
-    "url_slug",
-    "status",
-    "tier",
-    "deployment.basic.name",
-    "deployment.basic.data_curators",
-    "deployment.basic.intended_use",
-    "deployment.basic.data_product_type",
-    "deployment.basic.data_product_region",
-    "deployment.basic.description",
-    "deployment.basic.publication_date",
-    "deployment.dp_variant.variant_name",
-    "deployment.dp_variant.data_domain",
-    "deployment.dp_variant.unprotected_quantities",
-    "deployment.privacy_loss.privacy_unit",
-    "deployment.privacy_loss.privacy_unit_details",
-    "deployment.privacy_loss.privacy_parameters.epsilon",
-    "deployment.privacy_loss.privacy_parameters.delta",
-    "deployment.privacy_loss.privacy_parameters_details",
-    "deployment.deployment_model.model_name",
-    "deployment.deployment_model.model_name_details",
-    "deployment.deployment_model.actors",
-    "deployment.deployment_model.release_type",
-    "deployment.deployment_model.release_type_details",
-    "deployment.deployment_model.data_source_type",
-    "deployment.deployment_model.data_source_type_details",
-    "deployment.deployment_model.access_type",
-    "deployment.deployment_model.access_type_details",
-    "deployment.accounting.post_processing",
-    "deployment.accounting.composition",
-    "deployment.implementation.preprocessing_and_hyperparameter_tuning",
-    "deployment.implementation.mechanisms",
-    "deployment.implementation.justification",
-    "deployment.administrative.sources",
-    "deployment.administrative.notes",
-    "deployment.administrative.registry_authors",
-}
-"""The fields of deployments-schema.yaml at commit 3e9c812 of opendp/deployments-registry-data, but for ``rho``, which
-another variant has, and the optional ``data_product_sector``."""
-ENUMERATIONS = {
-    "deployment.basic.data_product_type": {"Summary statistics", "Machine learning model"},
-    "deployment.dp_variant.variant_name": {"Approximate DP"},
-    "deployment.deployment_model.model_name": {"Federated"},
-    "deployment.deployment_model.release_type": {"One release", "Many releases"},
-    "deployment.deployment_model.data_source_type": {"Static", "Dynamic"},
-    "deployment.deployment_model.access_type": {"Interactive", "Non-interactive"},
-    "status": {"Draft"},
-}
-
-
-def flat(table: object, before: str = "") -> dict[str, object]:
-    if not isinstance(table, dict):
-        return {before[:-1]: table}
-    return {
-        name: value for key, each in table.items() for name, value in flat(each, f"{before}{key}.").items()
-    }
-
-
-@pytest.mark.parametrize(
-    "recorded", [BASE, replace(BASE, events=TRAINED), SHARED], ids=["local", "dp-sgd", "shared"]
-)
-def test_registry_fields_are_those_of_highest_tier(
-    recorded: Recorded, stated: Callable[[Recorded], StatementFacts]
-) -> None:
-    facts = stated(recorded)
-    fields = flat(statement_to_json(facts)["registry"])
-    assert set(fields) == TIER_3
-    assert {name for name, allowed in ENUMERATIONS.items() if fields[name] not in allowed} == set()
-    assert all(isinstance(value, str | list | float | int) and value != "" for value in fields.values())
-    assert fields["deployment.privacy_loss.privacy_parameters.epsilon"] == facts.epsilon
-    assert fields["deployment.privacy_loss.privacy_parameters.delta"] == 1e-5
-    assert fields["deployment.basic.publication_date"] == "2026-03-02"
-
-
-def test_statement_one_release_is_told_from_many(stated: Callable[[Recorded], StatementFacts]) -> None:
-    once = flat(statement_to_json(stated(replace(BASE, events=BASE.events[:1])))["registry"])
-    many = flat(statement_to_json(stated(BASE))["registry"])
-    name = "deployment.deployment_model.release_type"
-    assert (once[name], many[name]) == ("One release", "Many releases")

@@ -12,6 +12,12 @@ from crypto.keys import StorageKey
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import ConflictingRequest, Violation
 from secure_client.protocol.journal import Journal
+from tests.support.weakened_builds import weaken
+
+LOG_EMPTIED = (
+    "secure_client.protocol.journal.Journal.transaction: "
+    "self._db.execute('PRAGMA wal_checkpoint(TRUNCATE)').fetchall()"
+)
 
 NAME = "mask secrets of round 1, attempt 1"
 
@@ -62,7 +68,7 @@ def test_both_the_pages_and_the_log_are_overwritten(
         if weakened == "secure_delete":
             journal._db.execute("PRAGMA secure_delete=OFF")
         else:
-            monkeypatch.setattr(journal, "_empty_log", lambda: None)
+            weaken(LOG_EMPTIED, monkeypatch)
         with journal.transaction():
             journal.put_secret(NAME, bytes(96))
         stored = sealed(journal, NAME)
@@ -80,7 +86,7 @@ def test_opening_the_journal_erases_secrets_that_a_killed_process_left(
         with journal.transaction():
             journal.put_secret(NAME, bytes(96))
         stored = sealed(journal, NAME)
-        monkeypatch.setattr(journal, "_empty_log", lambda: None)
+        weaken(LOG_EMPTIED, monkeypatch)
         with journal.transaction():
             journal.forget_secret(NAME)
         shutil.copytree(folder, killed)
