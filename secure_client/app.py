@@ -266,8 +266,8 @@ def _open_ledger(config: SiteConfig, data: SiteData) -> tuple[Releases | None, E
     check_delta(budget, count_units(data, agreement))
     # Before the ledger is opened, which would begin another in the place of one that is lost.
     check_recorded(budget)
-    kept = KeptReleases(config.state_dir / RELEASES) if budget.keep_releases else None
-    return open_releases(agreement, budget, kept), open_exact(agreement, budget)
+    kept_releases = KeptReleases(config.state_dir / RELEASES) if budget.keep_releases else None
+    return open_releases(agreement, budget, kept_releases), open_exact(agreement, budget)
 
 
 def _compare_records(

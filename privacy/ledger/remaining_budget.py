@@ -86,12 +86,12 @@ def count_remaining(history: Sequence[Event], event: Event, limit: Limit, epsilo
     The count never exceeds the number that fits, nor :data:`MOST_RELEASES` or :data:`MOST_STEPS`. From 100 on, the
     count may be 1 % too low, because an accountant may take a second for each answer.
     """
-    start, most = (event.steps, MOST_STEPS) if isinstance(event, DpSgd) else (1, MOST_RELEASES)
+    start, largest = (event.steps, MOST_STEPS) if isinstance(event, DpSgd) else (1, MOST_RELEASES)
 
     def fits_times(count: int) -> bool:
         return epsilon((*history, *_several(event, count)), limit.delta) <= limit.epsilon
 
-    fitting, beyond = _bracket(fits_times, start, most)
+    fitting, beyond = _bracket(fits_times, start, largest)
     # An accountant may take a second for an answer, so the bisection stops at 1 %, and splits factors, not differences.
     while beyond - fitting > max(1, fitting // 100):
         middle = max(fitting + 1, math.isqrt(fitting * beyond))
@@ -99,13 +99,13 @@ def count_remaining(history: Sequence[Event], event: Event, limit: Limit, epsilo
     return fitting
 
 
-def _bracket(fit: Callable[[int], bool], start: int, most: int) -> tuple[int, int]:
-    """Return a count that fits (or 0) and a larger one that does not (or ``most`` + 1), at most a factor of 4 apart."""
-    count = min(start, most)
+def _bracket(fit: Callable[[int], bool], start: int, largest: int) -> tuple[int, int]:
+    """Return a count that fits, or 0, and one that does not, or ``largest`` + 1: at most a factor of 4 apart."""
+    count = min(start, largest)
     if fit(count):
-        while count < most and fit(min(4 * count, most)):
-            count = min(4 * count, most)
-        return count, min(4 * count, most) if count < most else most + 1
+        while count < largest and fit(min(4 * count, largest)):
+            count = min(4 * count, largest)
+        return count, min(4 * count, largest) if count < largest else largest + 1
     while count > 1 and not fit(count // 4 or 1):
         count = count // 4 or 1
     return (count // 4 or 1, count) if count > 1 else (0, 1)

@@ -134,20 +134,20 @@ def build_checkpointed_learner(
     :class:`BudgetError` for an agreement with noise without releases, unless the site is alone, and for more samples
     than sums with shared noise have room for. Logs a warning where the site's model weighs less than its samples.
     """
-    samples, most = int(learner.counts.sum()), agreement.averaging.most_samples
+    samples, most_samples = int(learner.counts.sum()), agreement.averaging.most_samples
     # With noise, the site's weight is its noisy count, so an exact number would be misleading.
-    if agreement.method.traits.weighted and agreement.privacy is None and samples > most:
+    if agreement.method.traits.weighted and agreement.privacy is None and samples > most_samples:
         _log.warning(
             "%s: has %d training samples and counts as %d in every sum, most_samples of the agreement, which should "
             "allow for them",
             learner.site,
             samples,
-            most,
+            most_samples,
         )
-    if agreement.distributed_noise and samples > most:
+    if agreement.distributed_noise and samples > most_samples:
         raise BudgetError(
-            f"this site has more training samples than the {most} that sums with shared noise have room for: agree on a"
-            " larger most_samples in [averaging]"
+            f"this site has more training samples than the {most_samples} that sums with shared noise have room for: agree on"
+            " a larger most_samples in [averaging]"
         )
     if agreement.privacy is not None and releases is None and not alone:
         raise BudgetError(
@@ -218,9 +218,13 @@ def check_rows_change(agreement: Agreement, learner: Learner) -> None:
 
 
 def prototype_bounds(agreement: Agreement) -> PrototypeBounds:
-    """Return the bounds of prototypes. FedPC's prototypes have no negative component, so that no cosine is negative."""
-    most = agreement.clustering.most_local if agreement.clusters else None
-    return PrototypeBounds(agreement.norm_bound, clip_at_zero=agreement.method.is_grouped, most_of_class=most)
+    """Return the agreed bounds of prototypes."""
+    return PrototypeBounds(
+        agreement.norm_bound,
+        # FedPC weighs by cosines, which must not be negative.
+        clip_at_zero=agreement.method.is_grouped,
+        most_of_class=agreement.clustering.most_local if agreement.clusters else None,
+    )
 
 
 def check_averaged(agreement: Agreement, model: PrototypeModel) -> None:

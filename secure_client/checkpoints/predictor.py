@@ -69,14 +69,16 @@ class Predictor:
     def prototypes(self) -> SitePrototypes:
         """Return this site's own prototypes of the last training, and those that it received; secrets of this site."""
         rows, counts = self._values.rows(), self._values.require_last().counts
-        own = SitePrototypes(rows, np.zeros_like(rows), np.zeros(len(rows), dtype=np.bool_), counts)
+        prototypes = SitePrototypes(rows, np.zeros_like(rows), np.zeros(len(rows), dtype=np.bool_), counts)
         match self._received.guide:
             case Targets(personal, present):
-                return replace(own, personal=personal.double().numpy(), has_personal=present.numpy())
+                return replace(prototypes, personal=personal.double().numpy(), has_personal=present.numpy())
             case Clusters(centres, labels, weights):
-                return own.with_clusters(centres.double().numpy(), labels.numpy(), weights.double().numpy())
+                return prototypes.with_clusters(
+                    centres.double().numpy(), labels.numpy(), weights.double().numpy()
+                )
             case None:
-                return own
+                return prototypes
 
     def save(self, out: Path) -> None:
         """Write ``model.safetensors`` and ``prototypes.safetensors``, which ``protoseal predict`` loads."""

@@ -201,5 +201,5 @@ def as_arrays(
     embedded: Iterable[tuple[Tensor, Tensor]],
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
     """Yield the features float64 (B, d) and labels int64 (B,) of each batch."""
-    for given, labels in embedded:
-        yield given.double().cpu().numpy(), labels.long().cpu().numpy()
+    for features, labels in embedded:
+        yield features.double().cpu().numpy(), labels.long().cpu().numpy()

@@ -189,11 +189,16 @@ def _sketches(account: Account, key: StorageKey) -> list[Sketch]:
     return [sketch for sketch in read if sketch is not None]
 
 
-def _charged_beside(own: Path) -> Iterator[Account]:
+def _charged_beside(ledger: Path) -> Iterator[Account]:
     """Yield the other ledgers of the folder in which anything is charged; files that are no ledgers are left out."""
-    for path in sorted(own.parent.iterdir()):
+    for path in sorted(ledger.parent.iterdir()):
         try:
-            if path.resolve() == own or path.is_symlink() or not path.is_file() or not _begins_a_ledger(path):
+            if (
+                path.resolve() == ledger
+                or path.is_symlink()
+                or not path.is_file()
+                or not _begins_a_ledger(path)
+            ):
                 continue
             account = read_account(path)
         except (LedgerError, OSError) as error:
@@ -203,10 +208,10 @@ def _charged_beside(own: Path) -> Iterator[Account]:
             yield account
 
 
-def _is_copy(account: Account, own: Account) -> bool:
+def _is_copy(account: Account, ledger: Account) -> bool:
     """Return True for an earlier copy of the run's ledger, whose lines are counted in the ledger itself."""
     try:
-        own.check_anchor(account.anchor)
+        ledger.check_anchor(account.anchor)
     except RolledBackError:
         return False
     return True

@@ -177,10 +177,10 @@ class SecureAggregation:
         secrets = AttemptSecrets.from_bytes(self._secret(_MASK_SECRETS, key))
         binding = self._binding(key, group)
         with _refusing(key.round, "keys"):
-            shares, own = make_shares(
+            shares, own_shares = make_shares(
                 self._party.credentials, secrets, binding, group.keys, self._graph(binding)
             )
-        self._journal.put_secret(_stored_name(_OWN_SHARES, key), own.to_bytes())
+        self._journal.put_secret(_stored_name(_OWN_SHARES, key), own_shares.to_bytes())
         return codec.encode_shares_made(SharesMade(shares))
 
     def values(
