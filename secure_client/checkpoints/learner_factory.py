@@ -146,8 +146,8 @@ def build_checkpointed_learner(
         )
     if agreement.distributed_noise and samples > most_samples:
         raise BudgetError(
-            f"this site has more training samples than the {most_samples} that sums with shared noise have room for: agree on"
-            " a larger most_samples in [averaging]"
+            f"this site has more training samples than the {most_samples} that sums with shared noise have room for:"
+            " agree on a larger most_samples in [averaging]"
         )
     if agreement.privacy is not None and releases is None and not alone:
         raise BudgetError(
