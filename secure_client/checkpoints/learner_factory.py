@@ -13,8 +13,8 @@ from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
 from secure_client.models.pretrained import load_pretrained
-from secure_client.models.projection import project
 from secure_client.models.prototype_model import PrototypeModel, build_model, hash_weights
+from secure_client.models.wrapped_models import project
 from secure_client.privacy.bounds import PrototypeBounds, check_initial_bounds
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
 from secure_client.privacy.releases import Releases, with_owners

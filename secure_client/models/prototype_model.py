@@ -57,30 +57,6 @@ class SplitModel(PrototypeModel):
         return cast("Tensor", self.backbone(inputs))
 
 
-class FixedBatchModel(PrototypeModel):
-    """Model that computes in batches of one size, so that the number of records affects no record's features.
-
-    A matrix product over few records rounds differently from one over many. Copies of a batch's first record fill the
-    batch up to ``size``.
-    """
-
-    def __init__(self, model: PrototypeModel, size: int) -> None:
-        super().__init__()
-        self.inner = model
-        self._size = size
-
-    def features(self, inputs: Tensor) -> Tensor:
-        """Return the model's own features, of up to ``size`` inputs."""
-        return self.outputs(inputs).features
-
-    def outputs(self, inputs: Tensor) -> Outputs:
-        """Return the model's outputs, of up to ``size`` inputs."""
-        count = len(inputs)
-        copies = inputs[:1].expand(self._size - count, *inputs.shape[1:])
-        outputs = compute_outputs(self.inner, torch.cat([inputs, copies]))
-        return Outputs(*(None if output is None else output[:count] for output in outputs))  # type: ignore[arg-type]
-
-
 def compute_outputs(model: PrototypeModel, inputs: Tensor) -> Outputs:
     """Return a model's outputs for inputs (B, …); the model need not derive from :class:`PrototypeModel`."""
     kind = type(model)

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from secure_client.error_containment import one_line
 from secure_client.errors import DataError
-from secure_client.models.prototype_model import FixedBatchModel, PrototypeModel, compute_outputs
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs
+from secure_client.models.wrapped_models import FixedBatchModel
 from secure_client.training.batches import BatchSource, isolate_failures, split_batches
 from secure_client.training.evaluation import EVALUATION_BATCH
 

@@ -141,7 +141,7 @@ def training_seed(seed: int, site: str, round_number: int, stage: int) -> int:
 
 
 @contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
+def seed_generators(device: torch.device, seed: int) -> Iterator[None]:
     """Seed torch's generators inside, and restore them afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

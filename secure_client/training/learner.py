@@ -25,13 +25,13 @@ from secure_client.data import SiteData
 from secure_client.data.input_ranges import InputRanges
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
 from secure_client.models.prototype_model import (
-    FixedBatchModel,
     PrototypeModel,
     check_model,
     check_training,
     copy_model,
     has_fixed_features,
 )
+from secure_client.models.wrapped_models import FixedBatchModel
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_client.training.batches import BatchSource, DatasetSource, batch_in_order, open_source
 from secure_client.training.dp_sgd.model_support import check_batch_independence, check_suitable

@@ -21,7 +21,14 @@ from torch import Tensor, nn
 from secure_client.error_containment import reraise_fatal
 from secure_client.models.prototype_model import compute_outputs
 from secure_client.training.batches import split_batches
-from secure_client.training.job import Job, Losses, check_finite, has_batch_norm, seeded, trained_parameters
+from secure_client.training.job import (
+    Job,
+    Losses,
+    check_finite,
+    has_batch_norm,
+    seed_generators,
+    trained_parameters,
+)
 
 _log = logging.getLogger("protoseal.site")
 
@@ -32,13 +39,13 @@ def run_job(job: Job) -> Losses:
     Afterwards it raises the first error of a step, or ``TrainingError`` when a loss was not finite.
     """
     if job.dp_sgd is not None:
-        from secure_client.training.dp_sgd.steps import run_privately  # noqa: PLC0415 (Opacus takes a second)
+        from secure_client.training.dp_sgd.steps import run_private_steps  # noqa: PLC0415 (Opacus takes a second)
 
-        return run_privately(job, job.dp_sgd)
+        return run_private_steps(job, job.dp_sgd)
     trained = trained_parameters(job.model, job.trains)
     training = _Training(job, trained)
     job.model.train()
-    with _train_only(job.model, trained), seeded(job.device, job.seed):
+    with _train_only(job.model, trained), seed_generators(job.device, job.seed):
         epochs = [training.epoch() for _ in range(job.epochs)]
     # Only now: an error raised at its step would end training early, and the coordinator would see the shorter time.
     training.end()
@@ -58,7 +65,7 @@ class _Training:
     def epoch(self) -> Losses:
         """Train one epoch; losses stay on the device until its end."""
         job = self._job
-        # Drawn inside `seeded`: a site that is restarted repeats the round's order, and so its result.
+        # Drawn inside `seed_generators`: a site that is restarted repeats the round's order, and so its result.
         order = torch.randperm(len(job.source)).tolist()
         groups = split_batches(order, job.schedule.batch_size, join_single=has_batch_norm(job.model))
         sums = torch.zeros(3, device=job.device)

@@ -31,8 +31,8 @@ from algorithms.method_losses import (
     FplLoss,
     PfplLoss,
 )
-from secure_client.models.dual_branch import add_branches
 from secure_client.models.prototype_model import PrototypeModel
+from secure_client.models.wrapped_models import add_branches
 
 Prototypes = tuple[Float, Bool]
 """Rows (K, d), and the classes (K,) that have one."""

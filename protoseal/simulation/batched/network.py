@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.losses import Outputs
-from secure_client.models.dual_branch import DualBranch
-from secure_client.models.projection import Projected, PublicProjection
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, compute_outputs
 from secure_client.models.scattering import Scattering
+from secure_client.models.wrapped_models import DualBranch, Projected, PublicProjection
 
 Values = Mapping[str, Tensor]
 """Parameters and buffers by name, stacked: (S, *shape)."""

@@ -46,7 +46,13 @@ def make_trial(model: PrototypeModel, inputs: Tensor) -> ModelTrial:
     where the gradient jumps: in float32 by 3 % of a layer of GoogLeNet. In float64 draws that come so near to a tie
     are rarer by the ratio of the two precisions, 5e8.
     """
-    tried, batch = copy_model(model).cpu(), _batch_like(inputs)
+    tried = copy_model(model).cpu()
+    if inputs.is_floating_point():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            batch = torch.randn(_TRIED, *inputs.shape[1:], dtype=inputs.dtype)
+    else:
+        batch = inputs.cpu()[torch.arange(_TRIED) % len(inputs)]
     exact = ModelTrial(
         copy.deepcopy(tried).double(), batch.double() if batch.is_floating_point() else batch, exact=True
     )
@@ -97,15 +103,6 @@ def _list_outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     return [output for output in compute_outputs(model, batch) if output is not None]
 
 
-def _batch_like(inputs: Tensor) -> Tensor:
-    """Return a trial batch: drawn numbers, or the given records repeated."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        if inputs.is_floating_point():
-            return torch.randn(_TRIED, *inputs.shape[1:], dtype=inputs.dtype)
-    return inputs.cpu()[torch.arange(_TRIED) % len(inputs)]
-
-
 def _is_near(one: Tensor, other: Tensor) -> bool:
     """Return True if two computations of the same outputs agree up to rounding in float32."""
     return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()) + 1e-12)
@@ -127,8 +124,13 @@ def check_suitable(model: PrototypeModel, inputs: Tensor) -> None:
     """
     # The sensitivity of a step is the clip of one unit only if no other record's gradient depends on that unit
     # (Abadi et al. 2016 assume a sum over records). Batch statistics, memory and shared weights would break the sum.
+    from opacus.validators import ModuleValidator  # noqa: PLC0415 (Opacus takes a second to import)
+
     trial = make_trial(model, inputs)
-    _check_layers(trial.copy())
+    # Batch normalisation, recurrent layers and attention, by Opacus's own message.
+    errors = ModuleValidator.validate(trial.copy().train(), strict=False)
+    if errors:
+        raise ModelError(f"DP-SGD: Opacus refuses the model:  {' '.join(str(errors[0]).split())}")
     _check_no_memory(trial)
     if not compute_gradient_gap(trial) <= 1.0:  # written so that NaN is refused
         raise ModelError(
@@ -147,15 +149,6 @@ def _check_no_memory(trial: ModelTrial) -> None:
             "DP-SGD: the model's outputs depend on inputs that it has seen before: remove running statistics "
             "and averages from the model"
         )
-
-
-def _check_layers(model: nn.Module) -> None:
-    """Refuse the layers that Opacus refuses, with its message: batch normalisation, recurrent layers, attention."""
-    from opacus.validators import ModuleValidator  # noqa: PLC0415 (Opacus takes a second to import)
-
-    errors = ModuleValidator.validate(model.train(), strict=False)
-    if errors:
-        raise ModelError(f"DP-SGD: Opacus refuses the model:  {' '.join(str(errors[0]).split())}")
 
 
 def compute_gradient_gap(trial: ModelTrial) -> float:
@@ -180,11 +173,11 @@ def compute_gradient_gap(trial: ModelTrial) -> float:
 
 def _hooked_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     """Return each parameter's gradients (B, …), computed as in training."""
-    from secure_client.training.dp_sgd.per_sample_gradients import hooked, take_gradients  # noqa: PLC0415 (it imports Opacus)
+    from secure_client.training.dp_sgd.per_sample_gradients import store_gradients, take_gradients  # noqa: PLC0415 (it imports Opacus)
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        with hooked(model):
+        with store_gradients(model):
             torch.autograd.backward(_weighted_sum(_list_outputs(model, batch)))
             gradients = take_gradients(model, parameters)
     except ModelError:

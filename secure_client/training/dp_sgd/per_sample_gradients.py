@@ -21,7 +21,7 @@ _ACTIVATIONS, _UNFINISHED, _LENGTH = "activations", "_current_grad_sample", "max
 
 
 @contextmanager
-def hooked(model: nn.Module) -> Iterator[None]:
+def store_gradients(model: nn.Module) -> Iterator[None]:
     """Make each backward pass in ``train()`` mode store the gradients that :func:`take_gradients` returns.
 
     The loss must be a sum over records. All hooks are removed afterwards. Raises ``NotImplementedError`` for layers

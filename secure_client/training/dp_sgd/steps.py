@@ -6,7 +6,7 @@ record that cannot be read, or on which the model fails, has a gradient of zeros
 
 Physical batches have one size, which follows from the agreement and the model; the last batch is padded. A record's
 gradient in float32 is then the same to the last bit whatever other records there are, on the CPU that was tried
-(``tests/secure_client/training/dp_sgd/test_gradients_independent_of_batch.py``).
+(``tests/secure_client/training/dp_sgd/test_per_sample_gradients.py``).
 
 Limits. GPUs were not examined. The duration of a step reveals the number of its records, and of those on which a
 plug-in's model raises: a batch with k of them is computed k + 2 times, and its records some 1 + k/3 times more, without
@@ -37,10 +37,10 @@ from secure_client.training.dp_sgd.mechanism import (
 from secure_client.training.dp_sgd.per_sample_gradients import (
     clear_gradients,
     compute_sample_terms,
-    hooked,
+    store_gradients,
     take_gradients,
 )
-from secure_client.training.job import Job, Losses, seeded, trained_parameters
+from secure_client.training.job import Job, Losses, seed_generators, trained_parameters
 
 _log = logging.getLogger("protoseal.site")
 _Gradients = list[Tensor | None]
@@ -55,7 +55,7 @@ _CLIPPED_AT_ONCE = {"cpu": 2**17, "cuda": 2**26}
 """Number of gradient values that are clipped together, so that a CPU keeps them in its cache."""
 
 
-def run_privately(job: Job, settings: DpSgdSection) -> Losses:
+def run_private_steps(job: Job, settings: DpSgdSection) -> Losses:
     """Train the job's model in place; the caller must have paid for the steps.
 
     Losses are exact means over the records of the last epoch's steps and must stay at the site. Raises
@@ -68,7 +68,7 @@ def run_privately(job: Job, settings: DpSgdSection) -> Losses:
     job.model.train()
     try:
         # The job's seed is public and so not used: dropout must not be a function of a record's place in a batch.
-        with hooked(job.model), seeded(job.device, secrets.randbits(63)):
+        with store_gradients(job.model), seed_generators(job.device, secrets.randbits(63)):
             return training.run()
     finally:
         if job.recorder is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +45,20 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
         return site
 
     return labels
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Return the function that writes a site's own module into its working directory, and returns the module's name."""
+
+    def write(code: str) -> str:
+        name = f"own_{tmp_path.name}"  # no other test imports a module of this name
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(code), encoding="utf-8")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        return name
+
+    return write
 
 
 def _at_a_site(agreed: Any, class_names: Mapping[str, str], part: str) -> list[int]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import textwrap
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +168,8 @@ def test_subjects_list_with_names_of_a_mac_is_read(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"whose_{tmp_path.name}"
-    code = """
+def own(write_module: Callable[[str], str]) -> str:
+    return write_module("""
         import numpy as np, torch
         from torch.utils.data import TensorDataset
 
@@ -182,12 +181,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         def short(data_root):
             data = Owned(torch.zeros(2, 1, 8, 8), torch.arange(2))
             return data, None
-    """
-    (tmp_path / f"{name}.py").write_text(textwrap.dedent(code), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.invalidate_caches()
-    return name
+    """)
 
 
 @pytest.mark.parametrize("function", ["arrays", "data_set"])

@@ -59,12 +59,6 @@ def test_make_samples_byte_order_changes_no_value(given: NDArray[Any]) -> None:
     np.testing.assert_array_equal(other, native)
 
 
-def test_make_samples_masked_values_are_refused() -> None:
-    masked = np.ma.masked_less(FEATURES, 0.0)
-    with refuses("own:data"):
-        make_samples(masked, [0] * 5, where="own:data")
-
-
 def test_read_item_bfloat16_keeps_its_values() -> None:
     given = torch.from_numpy(UNIT.transpose(0, 3, 1, 2)).to(torch.bfloat16)
     item, _ = read_item(NumberedDataset(TensorDataset(given, torch.arange(3)), "x"), 1)
@@ -91,17 +85,14 @@ def test_read_item_bfloat16_keeps_its_values() -> None:
         (np.array([[0.0, 1.0], [1.0, -np.inf]]), "sample 1: feature 1"),
         (UNIT.transpose(0, 3, 1, 2), "(3, 1, 8, 8)"),
         (np.zeros((3, 3, 8, 8), np.uint8), "(3, 3, 8, 8)"),
+        (np.ma.masked_less(FEATURES, 0.0), "masked"),
+        ([[1.0], [1.0, 2.0]], "shape"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_make_samples_values_that_would_change_are_refused(inputs: Any, place: str) -> None:
     with refuses("clinic.npz", place):
         make_samples(inputs, [0] * len(inputs), where="clinic.npz")
-
-
-def test_make_samples_several_shapes_are_refused() -> None:
-    with refuses("own:data"):
-        make_samples([[1.0], [1.0, 2.0]], [0, 1], where="own:data")
 
 
 def test_make_samples_samples_on_the_last_axis_are_refused() -> None:

@@ -1,6 +1,6 @@
 import importlib
 import json
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +33,8 @@ def agreement(preprocessing: PreprocessingSection | None = AGREED) -> Agreement:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Write a site's own module into the working directory, under a name that no other test imports."""
-    name = f"own_{tmp_path.name}"
-    code = """
+def own(write_module: Callable[[str], str]) -> str:
+    return write_module("""
         from pathlib import Path
         import numpy as np, torch
         from torch.utils.data import Dataset, IterableDataset, TensorDataset
@@ -83,11 +81,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         def flat(data_root): return TensorDataset(torch.zeros(1, 4, 4), torch.tensor([0])), None
         def wide(data_root): return TensorDataset(torch.full((1, 1, 4, 4), 2.0), torch.tensor([0])), None
         def no_arguments(): return None
-    """
-    (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return name
+    """)
 
 
 def test_user_data_arrays_are_preprocessed(own: str) -> None:

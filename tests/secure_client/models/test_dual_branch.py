@@ -15,7 +15,6 @@ from algorithms.feddbp import FeddbpLoss, fuse
 from algorithms.prototypes import Clusters, Targets
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
-from secure_client.models.dual_branch import DualBranch, add_branches
 from secure_client.models.prototype_model import (
     PrototypeModel,
     SplitModel,
@@ -23,6 +22,7 @@ from secure_client.models.prototype_model import (
     check_model,
     compute_outputs,
 )
+from secure_client.models.wrapped_models import DualBranch, add_branches
 from secure_client.training.job import Schedule, trained_parameters
 from secure_client.training.learner import Learner
 from tests.algorithms import feddbp_reference as reference
@@ -157,7 +157,7 @@ def test_dual_branch_classifier_that_is_no_module_is_refused() -> None:
 
 
 def test_dual_branch_without_branches_is_refused() -> None:
-    with pytest.raises(ValueError, match="or both"):
+    with pytest.raises(ValueError, match="branch"):
         DualBranch(counting()[1], DIM, share=False, decision=False)
 
 

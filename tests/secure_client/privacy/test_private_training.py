@@ -265,7 +265,7 @@ def test_comparison_finds_training_paid_late(
 
 
 def _run_and_die(job: Any) -> None:
-    dp_sgd.run_privately(job, job.dp_sgd)
+    dp_sgd.run_private_steps(job, job.dp_sgd)
     raise KilledError
 
 

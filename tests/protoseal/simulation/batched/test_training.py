@@ -26,8 +26,8 @@ from algorithms.prototypes import Guide, Targets
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.errors import TrainingError
 from secure_client.models.backbones import BACKBONES
-from secure_client.models.dual_branch import add_branches
 from secure_client.models.prototype_model import SplitModel
+from secure_client.models.wrapped_models import add_branches
 from secure_client.training.batches import TensorSource
 from secure_client.training.job import Job, Schedule
 from secure_client.training.loop import run_job

@@ -17,8 +17,8 @@ from agreement.registry.recipe import BatchLoss, Trains
 from algorithms.feddbp import FeddbpLoss
 from algorithms.method_losses import FedpcLoss, FedplccLoss, PfplLoss
 from algorithms.prototypes import Clusters, Guide, Targets
-from secure_client.models.dual_branch import add_branches
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model
+from secure_client.models.wrapped_models import add_branches
 from secure_client.training.batches import TensorSource
 from secure_client.training.dp_sgd import steps
 from secure_client.training.job import Job, Schedule

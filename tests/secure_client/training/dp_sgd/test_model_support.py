@@ -14,7 +14,6 @@ from secure_client.checkpoints.learner_factory import build_learner
 from secure_client.errors import ModelError
 from secure_client.models.backbones import BACKBONES
 from secure_client.training.dp_sgd.model_support import (
-    check_batch_independence,
     check_suitable,
     compute_gradient_gap,
     make_trial,
@@ -180,8 +179,3 @@ def test_frozen_features_of_coupled_records_are_refused(model: str) -> None:
     )
     with refuses("frozen_extractor", error=ModelError):
         build_learner(frozen, SITE, small_data(frozen)[SITE], model=agreed.training.model, device="cpu")
-
-
-@pytest.mark.parametrize("spec", full_but(sorted(BACKBONES), *SMALLEST))
-def test_batch_independence_of_built_in_networks_holds(spec: str) -> None:
-    check_batch_independence(model_of("pfpl", spec), images(2)[0])

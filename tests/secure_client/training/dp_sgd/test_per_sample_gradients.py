@@ -1,4 +1,4 @@
-"""Gradients of single records against a loop over records, for every method's loss and every kind of network."""
+"""Gradients of single records by Opacus: those that loops give, and the same bits whatever other records there are."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from algorithms.losses import Outputs
 from algorithms.prototypes import Guide, Targets
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, build_model, compute_outputs
-from secure_client.training.dp_sgd.per_sample_gradients import compute_sample_terms, hooked, take_gradients
+from secure_client.training.dp_sgd import steps
+from secure_client.training.dp_sgd.per_sample_gradients import (
+    compute_sample_terms,
+    store_gradients,
+    take_gradients,
+)
+from secure_client.training.loop import run_job
 from tests.secure_client.training.dp_sgd.private_training import (
+    ALL,
     CLASSES,
     DIM,
     OBJECTIVES,
     guide_of,
     images,
+    job_of,
     model_of,
 )
 from tests.support.marks import full_but
@@ -42,7 +50,7 @@ LABELS = torch.tensor([0, 2, 1, 0])
 
 def by_hooks(model: PrototypeModel, objective: BatchLoss, batch: Tensor, guide: Guide | None) -> list[Tensor]:
     parameters = list(model.parameters())
-    with hooked(model):
+    with store_gradients(model):
         terms = compute_sample_terms(objective, compute_outputs(model, batch), LABELS, guide)
         torch.autograd.backward(terms.total.sum())
         given = take_gradients(model, parameters)
@@ -88,7 +96,7 @@ def test_sample_gradients_of_both_branches_are_torchs() -> None:
     check("feddbp", "resnet10", guide_of("feddbp", dtype=torch.float64))
 
 
-def test_hooked_leaves_the_model_without_a_trace() -> None:
+def test_store_gradients_leaves_the_model_without_a_trace() -> None:
     model, fresh = model_of("feddbp").train(), model_of("feddbp").train()
     by_hooks(model, OBJECTIVES["feddbp"], images(len(LABELS))[0], None)
     for module, untouched in zip(model.modules(), fresh.modules(), strict=True):
@@ -108,7 +116,7 @@ def test_take_gradients_output_that_the_loss_leaves_out_is_refused() -> None:
 
     model = model_of("feddbp").train()
     parameters = list(model.parameters())
-    with hooked(model):
+    with store_gradients(model):
         outputs = compute_outputs(model, images(len(LABELS))[0])
         torch.autograd.backward(second_alone(outputs, LABELS, None))
         with refuses("Linear", error=ModelError):
@@ -183,9 +191,75 @@ def outputs_for(name: str, count: int, drawn: torch.Generator) -> Outputs:
     return Outputs(made(DIM), made(CLASSES), made(DIM), made(CLASSES))
 
 
-def test_hooked_batch_norm_is_refused() -> None:
+def test_store_gradients_batch_norm_is_refused() -> None:
     normalised = build_model(
         "resnet10", classes=CLASSES, dim=DIM, channels=1, image_size=16, seed=0, norm=Norm.BATCH
     )
-    with pytest.raises(NotImplementedError), hooked(normalised):
+    with pytest.raises(NotImplementedError), store_gradients(normalised):
         pass
+
+
+COUNT, AT_ONCE = 5, 4
+"""The last physical batch is of one record, unless one is taken away."""
+FINE = ALL.model_copy(update={"noise_multiplier": 0.01})
+"""A grid on which float32's last places show."""
+BACKBONES = ("small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet", "resnet10")
+"""The smaller ones, and one of those with blocks and group normalisation."""
+
+
+class HangsOnOthersError(AssertionError):
+    """A record's part in a sum is not what it is alone."""
+
+
+def sum_of(sums: list[Tensor], name: str, backbone: str, chosen: list[int]) -> Tensor:
+    """Return a step's sum over the chosen records, in whole steps (P,)."""
+    inputs, labels = images(COUNT)
+    model, loss = model_of(name, backbone), OBJECTIVES[name]
+    run_job(job_of(model, inputs[chosen], labels[chosen], dp_sgd=FINE, objective=loss, guide=guide_of(name)))
+    return sums.pop()
+
+
+def check_independence(sums: list[Tensor], name: str, backbone: str) -> None:
+    """Check with and without a record in the middle; those after it move up."""
+    every, record = list(range(COUNT)), 1
+    whole, own = sum_of(sums, name, backbone, every), sum_of(sums, name, backbone, [record])
+    others = sum_of(sums, name, backbone, [each for each in every if each != record])
+    if not torch.equal(whole - others, own):
+        raise HangsOnOthersError(f"{name}, {backbone}")
+    assert bool(own.any())
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "physical_size", lambda *_: AT_ONCE)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_record_gradient_of_every_loss_is_independent_of_the_batch(
+    sums: list[Tensor], silent: None, name: str
+) -> None:
+    check_independence(sums, name, "small-cnn")
+
+
+@pytest.mark.parametrize("backbone", BACKBONES[1:])
+def test_record_gradient_of_every_network_is_independent_of_the_batch(
+    sums: list[Tensor], silent: None, backbone: str
+) -> None:
+    check_independence(sums, "pfpl", backbone)
+
+
+def test_record_gradient_without_padding_depends_on_a_kernel_that_rounds_by_size(
+    sums: list[Tensor], silent: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few processors have such kernels for networks as small as these, so the kernel is a double."""
+    given = compute_outputs
+
+    def rounded_by_size(model: PrototypeModel, inputs: Tensor) -> Outputs:
+        factor = 1 + 1e-3 / len(inputs)
+        return Outputs(*(None if each is None else each * factor for each in given(model, inputs)))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(steps, "compute_outputs", rounded_by_size)
+    check_independence(sums, "pfpl", "small-cnn")
+    monkeypatch.setattr(steps, "pad", lambda rows, size: rows)
+    with pytest.raises(HangsOnOthersError):
+        check_independence(sums, "pfpl", "small-cnn")

@@ -338,5 +338,5 @@ def test_agreement_dp_sgd_with_sites_as_units_is_refused() -> None:
         "dp_sgd": SETTINGS,
     }
     PrivacySection(**settings, unit=Unit.SUBJECT)
-    with pytest.raises(ValueError, match="unit is 'site'"):
+    with pytest.raises(ValueError, match="site"):
         PrivacySection(**settings, unit=Unit.SITE)

@@ -17,10 +17,11 @@ from torch.utils.data import TensorDataset
 from agreement import DpSgdSection, Optimiser
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.errors import ModelError, TrainingError
-from secure_client.models.prototype_model import FixedBatchModel, SplitModel
+from secure_client.models.prototype_model import SplitModel
+from secure_client.models.wrapped_models import FixedBatchModel
 from secure_client.training.batches import TensorSource, isolate_failures
 from secure_client.training.dp_sgd import steps
-from secure_client.training.dp_sgd.steps import run_privately
+from secure_client.training.dp_sgd.steps import run_private_steps
 from secure_client.training.evaluation import EVALUATION_BATCH
 from secure_client.training.feature_pass import FeaturePass
 from secure_client.training.job import Job, Schedule
@@ -155,7 +156,7 @@ def test_train_with_dp_sgd_never_leaves_out_the_noise(
 def test_run_privately_proximal_term_is_refused() -> None:
     inputs, labels = images(1)
     with refuses("proximal", error=ModelError):
-        run_privately(job_of(tiny(), inputs, labels, proximal=0.1), ALL)
+        run_private_steps(job_of(tiny(), inputs, labels, proximal=0.1), ALL)
 
 
 LIMIT = 100.0
