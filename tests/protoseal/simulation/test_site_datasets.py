@@ -39,7 +39,7 @@ def test_given_classes_and_preprocessing_are_kept(tmp_path: Path) -> None:
     assert data.sites[0].train.inputs.shape == (16, 4, 4, 3)
 
 
-def test_the_test_set_of_all_is_the_data_sets_own_or_what_the_sites_hold_back(tmp_path: Path) -> None:
+def test_divided_data_test_of_all_is_own_or_joined(tmp_path: Path) -> None:
     data = digits()
     assert data.test is None
     assert len(data.test_of_all()) == sum(len(site.test) for site in data.sites)
@@ -53,7 +53,7 @@ def test_the_test_set_of_all_is_the_data_sets_own_or_what_the_sites_hold_back(tm
         assert (official.test_of_all().inputs[..., 0] == inputs[:6]).all()
 
 
-def test_no_site_trains_on_the_test_set_of_all_where_the_test_part_is_dealt_out(tmp_path: Path) -> None:
+def test_simulate_pooled_test_part_is_not_trained_on(tmp_path: Path) -> None:
     features, labels = np.arange(48.0)[:, np.newaxis], np.arange(48) % 2
     np.savez(
         tmp_path / "a.npz",
@@ -69,7 +69,7 @@ def test_no_site_trains_on_the_test_set_of_all_where_the_test_part_is_dealt_out(
     assert len(tested) == 12
 
 
-def test_sites_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+def test_read_sites_equals_written(tmp_path: Path) -> None:
     data = digits()
     write_sites(tmp_path, data)
     back = divide(f"sites:{tmp_path}", "the split is given", sites=3, seed=9)
@@ -81,14 +81,14 @@ def test_sites_are_read_back_as_they_were_written(tmp_path: Path) -> None:
             assert (part.labels == expected.labels).all()
 
 
-def test_a_file_holds_nothing_of_the_other_sites(tmp_path: Path) -> None:
+def test_write_npz_of_site_holds_nothing_of_others(tmp_path: Path) -> None:
     write_sites(tmp_path, digits())
     source = read_npz(tmp_path / "site-2.npz")
     assert source.domains == ("inverted",)
     assert source.train.domains.max() == 0
 
 
-def test_the_digest_is_of_every_sample_and_whose_it_is() -> None:
+def test_digest_changes_with_sample_and_owner() -> None:
     data, (first, second, *others) = digits(), digits().sites
     assert data.sha256 == digits().sha256
     changed = first.train.inputs.copy()
@@ -103,7 +103,7 @@ def test_the_digest_is_of_every_sample_and_whose_it_is() -> None:
     assert len({data.sha256, *(each.sha256 for each in unlike)}) == 1 + len(unlike)
 
 
-def test_sites_without_a_test_part_set_a_quarter_aside(tmp_path: Path) -> None:
+def test_read_sites_without_test_part_sets_quarter_aside(tmp_path: Path) -> None:
     features = np.arange(40.0)[:, np.newaxis]
     np.savez(tmp_path / "clinic-a.npz", x_train=features, y_train=np.arange(40) % 2)
     first, again = (read_sites(tmp_path).sites[0] for _ in range(2))
@@ -113,7 +113,7 @@ def test_sites_without_a_test_part_set_a_quarter_aside(tmp_path: Path) -> None:
     assert (first.test.inputs == again.test.inputs).all()
 
 
-def test_a_file_of_too_few_subjects_for_a_test_part_is_named(tmp_path: Path) -> None:
+def test_read_sites_too_few_subjects_names_file(tmp_path: Path) -> None:
     rows = {"x_train": np.arange(40.0)[:, np.newaxis], "y_train": np.arange(40) % 2}
     np.savez(tmp_path / "clinic-a.npz", **rows)  # type: ignore[arg-type]  # no key is its allow_pickle
     np.savez(tmp_path / "clinic-b.npz", subjects=np.zeros(40, int), **rows)  # type: ignore[arg-type]  # the same
@@ -121,16 +121,16 @@ def test_a_file_of_too_few_subjects_for_a_test_part_is_named(tmp_path: Path) -> 
         read_sites(tmp_path)
 
 
-def test_a_folder_without_files_and_a_bad_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no \.npz file; it needs one for each site"):
+def test_read_sites_empty_folder_or_bad_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"\.npz"):
         read_sites(tmp_path)
     np.savez(tmp_path / "Clinic A.npz", x_train=[[0.0]], y_train=[0])
-    with pytest.raises(DataError, match=r"Clinic A\.npz: a site's name may only have lower-case letters"):
+    with pytest.raises(DataError, match=r"Clinic A\.npz"):
         read_sites(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["South.CSV", "nroth.toml", "south.npz", "south.xlsx", "notes.md"])
-def test_a_file_beside_tables_that_would_not_be_read_is_refused(tmp_path: Path, name: str) -> None:
+def test_read_sites_unread_file_beside_tables_is_refused(tmp_path: Path, name: str) -> None:
     """A site would be left out, or a format unused, without a word."""
     agreed = TableSection(columns=(TableColumn(name="age"),))
     (tmp_path / "north.csv").write_text("age,label\n" + "40,ill\n50,well\n" * 4)
@@ -141,15 +141,15 @@ def test_a_file_beside_tables_that_would_not_be_read_is_refused(tmp_path: Path, 
         read_sites(tmp_path, agreed=agreed, classes=("well", "ill"))
 
 
-def test_a_table_beside_arrays_is_refused_where_no_table_is_agreed(tmp_path: Path) -> None:
+def test_read_sites_table_beside_arrays_is_refused(tmp_path: Path) -> None:
     write_sites(tmp_path, digits())
     (tmp_path / "south.csv").write_text("age,label\n")
     with pytest.raises(DataError, match=r"south\.csv"):
         read_sites(tmp_path)
 
 
-def test_a_wrong_split_is_named_before_any_data_are_read() -> None:
-    with pytest.raises(DataError, match="no split is called 'mixd'; did you mean 'mixed'"):
+def test_divide_wrong_split_is_named_before_reading() -> None:
+    with pytest.raises(DataError, match="mixd"):
         divide("npz:/nowhere.npz", "mixd:n=3", sites=2, seed=0)
 
 
@@ -183,7 +183,7 @@ def test_files_of_unlike_pictures_are_domains_of_one_size(tmp_path: Path) -> Non
     assert (grey == grey[..., :1]).all()
 
 
-def test_a_file_of_several_domains_gives_each_a_site(tmp_path: Path) -> None:
+def test_read_sites_domains_of_a_file_become_sites(tmp_path: Path) -> None:
     """PACS has this form: a number for the domain of each picture, and the domains' names."""
     domains, names = np.arange(160) % 4, ("photo", "art_painting", "cartoon", "sketch")
     np.savez(
@@ -198,7 +198,7 @@ def test_a_file_of_several_domains_gives_each_a_site(tmp_path: Path) -> None:
     assert [len(site.train) + len(site.test) for site in data.sites] == [40] * 4
 
 
-def test_some_test_samples_of_each_class_and_domain_are_drawn_by_the_seed() -> None:
+def test_thin_tests_draws_by_seed() -> None:
     tests = numbered(9, 2, 3)
     kept = thin_tests(tests, 4, seed=1)
     cells = np.stack([kept.domains, kept.labels])

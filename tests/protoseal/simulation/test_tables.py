@@ -63,7 +63,7 @@ def predict(run: Path, name: str, path: Path, *options: str) -> Result:
     )
 
 
-def test_each_site_trains_by_the_scale_of_its_own_training_rows(run: Path) -> None:
+def test_simulate_table_scale_is_each_sites_own(run: Path) -> None:
     config = config_in(CONFIG, run / "again")
     sites = read_sites(run / "sites", agreed=config.table, classes=config.classes)
     assert [site.name for site in sites.sites] == ["site-1", "site-2", "site-3"]
@@ -77,7 +77,7 @@ def test_each_site_trains_by_the_scale_of_its_own_training_rows(run: Path) -> No
     assert [round(scale.mean[0], -1) for scale in means if scale is not None] == [40.0, 50.0, 60.0]
 
 
-def test_a_test_set_over_all_sites_has_the_scale_of_all_training_rows(run: Path) -> None:
+def test_divided_data_overall_has_scale_of_all_rows(run: Path) -> None:
     config = config_in(CONFIG, run / "again")
     data = read_sites(run / "sites", agreed=config.table, classes=config.classes)
     rows = np.concatenate([site.train.inputs for site in data.sites])
@@ -138,9 +138,7 @@ def test_rows_in_another_unit_are_told_beside_the_agreed_scale(run: Path, tmp_pa
         ("held-out.toml", 'missing_in = {chol = ["0"]}'),
     ],
 )
-def test_a_test_table_that_is_a_sites_or_has_a_format_of_its_own_is_refused(
-    tmp_path: Path, name: str, content: str
-) -> None:
+def test_read_sites_shared_test_table_is_refused(tmp_path: Path, name: str, content: str) -> None:
     write_three_dialects(tmp_path)
     save(tmp_path, f"[table]\n{content}\n", name)
     with pytest.raises(DataError) as refused:
@@ -156,7 +154,7 @@ def test_notes_beside_sites_tables_are_no_sites(tmp_path: Path) -> None:
     assert [site.name for site in data.sites] == ["site-1", "site-2", "site-3"]
 
 
-def test_a_table_is_divided_among_sites(tmp_path: Path) -> None:
+def test_divide_table_gives_each_site_rows(tmp_path: Path) -> None:
     text = "age,label\n" + "".join(f"{age},{CLASSES[age % 2]}\n" for age in range(40))
     agreed = section({"name": "age"})
     data = divide(f"table:{save(tmp_path, text)}", "iid", sites=2, seed=0, agreed=agreed, classes=CLASSES)
@@ -164,7 +162,7 @@ def test_a_table_is_divided_among_sites(tmp_path: Path) -> None:
     assert sorted(ages.flatten().tolist()) == list(range(40))
 
 
-def test_two_files_of_one_site_and_tables_without_a_section_are_refused(tmp_path: Path) -> None:
+def test_read_sites_two_files_of_one_site_are_refused(tmp_path: Path) -> None:
     for name in ("a.csv", "a.tsv"):
         save(tmp_path, "age,label\n1,ill\n", name)
     for agreed in (section({"name": "age"}), None):

@@ -43,7 +43,7 @@ def tensors(dataset: Dataset[tuple[torch.Tensor, torch.Tensor]]) -> TensorDatase
     return dataset.dataset
 
 
-def test_all_sites_test_on_rows_of_one_data_set() -> None:
+def test_shared_samples_are_rows_of_one_data_set() -> None:
     whole, divided = sites()
     data = [site.to_data(AGREED).test for site in divided]
     shared = [tensors(each) for each in data if each is not None]
@@ -64,7 +64,7 @@ def test_another_agreement_makes_another_data_set() -> None:
     assert float(tensors(other).tensors[0].min()) >= 0.0 > float(tensors(first).tensors[0].min())
 
 
-def test_a_site_sees_the_same_as_from_a_copy_of_its_own() -> None:
+def test_shared_samples_equal_copies() -> None:
     for site in sites()[1]:
         copied = Samples(site.test.inputs, site.test.labels, site.test.domains)
         expected = to_dataset(copied, AGREED, where="x")
@@ -119,13 +119,13 @@ def owners_of(part: Samples) -> set[str]:
 @pytest.mark.parametrize("name", SPLITS)
 @given(sites=st.integers(1, 4), seed=st.integers(0, 2**32 - 1), owners=st.integers(150, 400))
 @settings(max_examples=20)
-def test_a_subject_is_at_one_site_and_on_one_side(name: str, sites: int, seed: int, owners: int) -> None:
+def test_split_subject_is_at_one_site_and_side(name: str, sites: int, seed: int, owners: int) -> None:
     divided = SPLITS[name](with_owners(data(60), owners, seed), sites, seed)
     parts = [owners_of(part) for site in divided for part in (site.train, site.test)]
     assert sum(map(len, parts)) == len(set().union(*parts))
 
 
-def test_all_samples_are_dealt_out_with_their_subjects() -> None:
+def test_split_deals_out_all_samples_with_subjects() -> None:
     whole = with_owners(data(30), 80, seed=1)
     divided = iid(whole, sites=3, seed=0)
     assert sorted(all_ids(divided, with_test=True)) == list(range(len(whole.train)))
@@ -136,7 +136,7 @@ def test_all_samples_are_dealt_out_with_their_subjects() -> None:
             assert part.subjects.tolist() == whole.train.subjects[ids(part)].tolist()
 
 
-def test_subjects_of_one_sample_are_dealt_out_as_samples_are() -> None:
+def test_partitions_single_sample_subjects_equal_samples() -> None:
     """The names are in the order of the samples, as the order of units follows from names."""
     whole = data(20)
     named = np.char.zfill(np.arange(len(whole.train)).astype(np.str_), 4)
@@ -147,7 +147,7 @@ def test_subjects_of_one_sample_are_dealt_out_as_samples_are() -> None:
     assert len(shots(alone, sites=2, n=2, k=3, seed=0)) == 2
 
 
-def test_no_more_samples_than_the_cap_are_for_training() -> None:
+def test_mixed_cap_limits_training_samples() -> None:
     whole = data(40, domains=1, classes=2)
     whole = replace(
         whole, train=replace(whole.train, subjects=(np.arange(len(whole.train)) // 4).astype(np.str_))
@@ -156,7 +156,7 @@ def test_no_more_samples_than_the_cap_are_for_training() -> None:
     assert np.bincount(site.train.labels).tolist() == [8, 8]
 
 
-def test_a_site_of_a_folder_keeps_a_subject_on_one_side(tmp_path: Path) -> None:
+def test_divide_folder_keeps_subject_on_one_side(tmp_path: Path) -> None:
     for number in range(3):
         write_npz(tmp_path / f"clinic-{number}.npz", with_owners(data(20), 40, seed=number))
     for site in read_sites(tmp_path).sites:
@@ -167,7 +167,7 @@ def test_a_site_of_a_folder_keeps_a_subject_on_one_side(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "split", ["iid", "dirichlet:1,min=4", "iid:test=0.4,val=0.2", "mixed:n=2,max=20", "domains:per=40"]
 )
-def test_a_patients_rows_of_a_table_are_on_one_side(tmp_path: Path, split: str) -> None:
+def test_divide_table_keeps_patient_on_one_side(tmp_path: Path, split: str) -> None:
     """Rows name their patient, and their age tells the patient too; one row in nine is left out."""
     rows = [f"{40 + at % 60};{'?' if at % 9 == 0 else 200};{at % 60 % 2};p{at % 60}" for at in range(180)]
     agreed = TableSection(
@@ -183,14 +183,14 @@ def test_a_patients_rows_of_a_table_are_on_one_side(tmp_path: Path, split: str) 
     assert sum(map(len, parts)) == len(set().union(*parts))
 
 
-def test_samples_for_validation_are_of_other_subjects() -> None:
+def test_split_val_option_has_other_subjects() -> None:
     divided = with_validation(iid(with_owners(data(30), 80, seed=2), sites=2, seed=0), 0.2, seed=1)
     for site in divided:
         assert site.validation is not None
         assert not owners_of(site.train) & owners_of(site.validation)
 
 
-def test_what_would_part_a_subjects_samples_is_refused(tmp_path: Path) -> None:
+def test_split_dividing_subjects_is_refused(tmp_path: Path) -> None:
     whole = with_owners(data(20, test=4), 40, seed=0)
     with pytest.raises(DataError, match="shots"):
         shots(replace(whole, test=None), sites=2, n=2, k=3, seed=0)

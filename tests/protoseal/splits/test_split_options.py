@@ -19,7 +19,7 @@ def sizes(sites: tuple[SiteArrays, ...]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("spec", ["iid", "domains", "mixed:n=4", "dirichlet:5", "iid:val=0.2"])
-def test_the_test_part_can_be_dealt_out_with_the_rest(spec: str) -> None:
+def test_split_pool_option_deals_out_test_part(spec: str) -> None:
     """Then a site tests on a quarter of its own, as if the data had never been parted."""
     whole, joint = data(40, test=8), "," if ":" in spec else ":"
     assert whole.test is not None
@@ -67,7 +67,7 @@ def test_spreads_stop_at_one_and_at_the_classes_there_are() -> None:
     assert (min(caps), max(caps)) == (1, 11)
 
 
-def test_a_site_of_one_domain_has_about_as_many_samples_as_asked_and_all_test_samples() -> None:
+def test_by_domain_per_site_limits_training_samples() -> None:
     sites = by_domain(data(100, test=7), sites=4, per_site=60, seed=2)
     assert [site.domains for site in sites] == [("domain 0",), ("domain 1",)] * 2
     used = all_ids(sites, with_test=False)
@@ -79,13 +79,13 @@ def test_a_site_of_one_domain_has_about_as_many_samples_as_asked_and_all_test_sa
     assert ids(sites[0].test) == ids(sites[2].test)
 
 
-def test_samples_a_site_include_what_it_tests_on_where_there_is_no_test_part() -> None:
+def test_by_domain_per_site_includes_tests_without_test_part() -> None:
     for site in by_domain(data(100), sites=2, per_site=80, seed=0):
         assert len(site.train) + len(site.test) == 80
         assert len(site.train) == pytest.approx(60, abs=2)
 
 
-def test_a_domain_with_fewer_samples_gives_all() -> None:
+def test_by_domain_small_domain_gives_all() -> None:
     whole = data(50)
     small = (whole.train.domains == 0) & (np.arange(len(whole.train)) % 10 > 0)
     few = whole.train.take(np.flatnonzero(~small))
@@ -96,7 +96,7 @@ def test_a_domain_with_fewer_samples_gives_all() -> None:
 def test_iid_can_use_a_part_of_the_data() -> None:
     sites = iid(data(100), sites=4, per_site=50, seed=0)
     assert len(set(all_ids(sites, with_test=True))) == 200
-    with pytest.raises(DataError, match="804 samples, but the data have 800"):
+    with pytest.raises(DataError, match="804"):
         iid(data(100), sites=4, per_site=201, seed=0)
 
 
@@ -155,23 +155,21 @@ def test_validation_is_drawn_at_random_and_by_the_seed() -> None:
     assert ids(first)[:6] != of_class_a[:6]  # 6 of 30, not the first of them
 
 
-def test_a_site_too_small_for_a_validation_part_is_named() -> None:
-    with pytest.raises(
-        DataError, match=r"val=0\.1 selects none of site-1's 8 training samples; make val larger"
-    ):
+def test_split_val_option_too_small_site_is_named() -> None:
+    with pytest.raises(DataError, match=r"val=0\.1"):
         parse_split("shots:n=2,k=4,val=0.1")(data(40), sites=2, seed=0)
-    with pytest.raises(DataError, match="selects none of site-1's 2 training samples"):
+    with pytest.raises(DataError, match="site-1"):
         parse_split("shots:n=2,k=1,val=0.9")(data(40), sites=2, seed=0)
 
 
-def test_no_validation_part_unless_asked_for() -> None:
+def test_split_without_val_option_has_no_validation() -> None:
     site = mixed(data(40), sites=2, n=2, seed=0)[0]
     assert site.validation is None
     assert list(site.parts) == ["train", "test"]
     assert site.to_data(None).validation is None
 
 
-def test_a_validation_part_becomes_a_data_set() -> None:
+def test_site_arrays_validation_becomes_data_set() -> None:
     site = parse_split("iid:val=0.25")(data(40), sites=2, seed=0)[1]
     dataset = site.to_data(None).validation
     assert site.validation is not None
@@ -195,7 +193,7 @@ FROZEN: dict[str, str] = {
 
 
 @pytest.mark.parametrize("spec", FROZEN)
-def test_a_seed_gives_the_split_that_it_always_gave(spec: str) -> None:
+def test_partitions_seed_gives_recorded_split(spec: str) -> None:
     """Results are reported by seed, so a change here makes earlier ones irreproducible: say so in CHANGELOG.
 
     NumPy promises its generators' streams for a version only; a change with NumPy alone shows here too.

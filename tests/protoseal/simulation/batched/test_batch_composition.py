@@ -79,12 +79,12 @@ UNKNOWN: dict[str, Callable[[], PrototypeModel]] = {
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_models_that_cannot_be_stacked_train_one_by_one(kind: str, alone: list[Job]) -> None:
+def test_run_together_unstackable_models_train_alone(kind: str, alone: list[Job]) -> None:
     assert_alike(jobs_of(UNKNOWN[kind](), sizes=(8, 6, 4)))
     assert len(alone) == 3
 
 
-def test_data_that_are_decoded_train_one_by_one(alone: list[Job]) -> None:
+def test_run_together_decoded_data_train_alone(alone: list[Job]) -> None:
     jobs = jobs_of(model_of())
     sources: list[BatchSource] = [DatasetSource(_Samples(images(6, site)), CPU) for site in range(2)]
     mixed = [replace(job, source=source) for job, source in zip(jobs, sources, strict=False)] + jobs[2:]
@@ -140,14 +140,14 @@ def test_side_by_side_in_threads(
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_models_that_draw_from_torchs_generator_do_not_run_in_parallel(alone: list[Job]) -> None:
+def test_run_together_random_models_run_in_turn(alone: list[Job]) -> None:
     dropping, plain = jobs_of(with_layer(nn.Dropout(0.3))), jobs_of(model_of())
     assert_alike([*dropping[:3], *plain[3:]])
     assert [job.seed for job in alone] == [0, 1, 2]
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_an_error_in_a_thread_leaves_the_setting_as_it_was() -> None:
+def test_run_together_error_restores_threads() -> None:
     jobs = jobs_of(model_of())
     with torch.no_grad():
         next(jobs[2].model.parameters())[:] = float("inf")
@@ -156,7 +156,7 @@ def test_an_error_in_a_thread_leaves_the_setting_as_it_was() -> None:
     assert torch.get_num_threads() == 2
 
 
-def test_sites_at_once_by_size() -> None:
+def test_sites_at_once_falls_with_size() -> None:
     small, large = (jobs_of(model_of(spec), sizes=(9,))[0] for spec in ("small-cnn", "resnet18"))
     assert sites_at_once(small) == training.MOST_ON_CPU
     assert sites_at_once(large) == 1
@@ -171,7 +171,7 @@ def test_signatures_differ_by_settings_and_shapes() -> None:
     assert len({ours, signature(model_of("fedpc-cnn", side=16)), *map(signature, others)}) == 4
 
 
-def test_a_stack_leaves_models_alone_until_it_is_unloaded() -> None:
+def test_stack_leaves_models_until_unload() -> None:
     models = [job.model for job in jobs_of(model_of())]
     before = [copy.deepcopy(model.state_dict()) for model in models]
     stack = Stack(models)
@@ -186,14 +186,14 @@ def test_inputs_without_samples_dimension_cannot_be_stacked() -> None:
     model = model_of()
     stack = Stack([model, copy.deepcopy(model)])
     stack.use(stack.rows(0, 2, frozenset()))
-    with pytest.raises(CannotStack, match="3 dimensions"):
+    with pytest.raises(CannotStack, match="3"):
         stack.outputs(torch.rand(2, 4, SIDE, SIDE, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("count", range(1, 14))
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("join", [True, False])
-def test_full_and_rest_is_split(count: int, size: int, join: bool) -> None:
+def test_count_batches_splits_full_and_rest(count: int, size: int, join: bool) -> None:
     lengths = [len(each) for each in split_batches(range(count), size, join_single=join)]
     full, rest = count_batches(count, size, join_single=join)
     assert lengths == [size] * full + [rest] * bool(rest)
