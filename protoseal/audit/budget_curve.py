@@ -59,6 +59,7 @@ def scale_noise(agreed: PrivacySection, factor: float) -> PrivacySection:
 def fit_noise(agreed: PrivacySection, epsilon: float, planned: PlanEpsilon) -> ScaledNoise:
     """Return the least noise with which a run takes ``epsilon`` at most, within 0.01 %; raise ``UserError``."""
     fits = _try_factor(agreed, 1.0, planned)
+    # ε falls with the noise: double the factor while a run costs too much, halve it while there is room.
     step = 0.5 if fits.planned <= epsilon else 2.0
     other = fits
     while (fits.planned <= epsilon) == (other.planned <= epsilon):
@@ -169,6 +170,7 @@ class BudgetCurve:
             return None
         key = request.epsilon, request.noise
         if key not in self._fitted:
+            # The cost depends on rounds and sampling alone, which are the same for every seed.
             agreement = load_scene(self._config, self._config.seeds[0]).agreement(self._config.method)
 
             def planned(privacy: PrivacySection) -> float:
@@ -179,7 +181,6 @@ class BudgetCurve:
         return self._fitted[key]
 
     def _with_noise(self, kind: str) -> PrivacySection:
-        """Return the configuration's own noise, of one kind."""
         if kind == self.noise:
             return self._agreed
         table = self._agreed.model_dump(mode="json") | {"noise": kind}
@@ -253,7 +254,6 @@ def _settings(config: SimulationConfig) -> dict[str, Any]:
 
 
 def _read_or_simulate(config: SimulationConfig, watch: WatchRun) -> RunResult:
-    """Return the result, simulated now or read from an earlier start."""
     if (config.out / RESULT).exists() and read_result(config.out).complete:
         return simulate(config)
     with watch(config) as watcher:

@@ -180,6 +180,7 @@ def lower_bound(mechanism: AuditedMechanism, guesses: Guesses, delta: float, lev
     nothing is refuted. The bound is at least the claimed ε where the claim is refuted, and below it otherwise.
     """
     low, high = -_FARTHEST_STEP - 1, _FARTHEST_STEP + 1
+    # The accountant's claim is monotone in the noise, so bisection over its factor finds the least that is refuted.
     middle = 0  # the search begins at the claim itself, so that bound and verdict agree
     while high - low > 1:
         factor = _noise_factor(middle)
@@ -237,7 +238,6 @@ def _bound_missed(made: int, refuting: int, half: Simulations) -> float:
 
 
 def _mean_wrong(made: int, simulations: Simulations) -> float:
-    """Return the mean number of wrong guesses."""
     return made - sum(guess_coins(*scored, made).right for scored in simulations) / len(simulations)
 
 

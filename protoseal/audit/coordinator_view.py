@@ -155,6 +155,7 @@ def _describe_presence(received: Sequence[Received], agreement: Agreement) -> Vi
         for message in received
         if message.key is not None and message.key.phase is Phase.PRESENCE
     ]
+    # Decoded as the coordinator decodes them: what it cannot read is no view.
     naming = sum(bool(codec.decode_presence(content, limits).holds.any()) for content in contents)
     evidence = f"{len(contents)} signed presence statements, {naming} of which name classes"
     return ViewLine(what=PRESENCE, seen=naming > 0, evidence=evidence)

@@ -82,6 +82,7 @@ def embed(model: PrototypeModel, dataset: Dataset[object], dim: int) -> tuple[Fl
     for inputs, classes in source.batches(batch_in_order(len(source), _BATCH)):
         rows = _features(model, inputs)
         if rows is None:
+            # The mechanism gives zeros to the record that failed and not to its batch, so each is tried by itself.
             alone = [_features(model, inputs[pair_of : pair_of + 1]) for pair_of in range(len(inputs))]
             rows = torch.cat([torch.zeros(1, dim) if row is None else row for row in alone])
         features.append(torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0).double().numpy())
@@ -158,6 +159,7 @@ def _shares(records: Records, parts: Ints) -> Float:
     pairs, pair_of, records_in_pair = np.unique(
         owners * number + parts, return_inverse=True, return_counts=True
     )
+    # √k, since the norm of k parts that each have length c/√k is c.
     kinds = np.bincount(pairs // number)
     return np.asarray(1.0 / (records_in_pair[pair_of] * np.sqrt(kinds[owners])))
 

@@ -72,6 +72,7 @@ def likeness(
     if np.any(np.ptp(vectors, axis=1) == 0):
         raise ValueError("a constant vector equals its twins; leave constant vectors out")
     generator = np.random.default_rng(seed)
+    # Twins have the same numbers, so that only the order of features can tell prototypes from them.
     candidates = np.concatenate([vectors, *(generator.permuted(vectors, axis=1) for _ in range(_TWINS))])
     units = candidates / np.linalg.norm(candidates, axis=1, keepdims=True)
     spread = float(_spread(np.abs(vectors).sum(axis=1), np.abs(vectors).max(axis=1)).min())
@@ -138,7 +139,6 @@ def _sliding(combine: np.ufunc, values: Vectors, dim: int) -> Vectors:
 
 
 def _compare_source(readings: Iterable[Vectors], units: Vectors, least_spread: float) -> Vectors:
-    """Return the best cosines, (V,), over all readings of one source."""
     best = np.zeros(len(units))
     for values in readings:
         best = np.maximum(best, best_cosines(values, units, least_spread))
@@ -170,6 +170,7 @@ def _read(message: bytes) -> Iterator[Vectors]:
 
 
 def _finite(values: NDArray[np.generic]) -> Vectors:
+    # Most bytes are no numbers of this type: NaN and infinities would spoil every window that they are in.
     with np.errstate(invalid="ignore", over="ignore"):
         converted = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     return np.clip(converted, -_LARGEST, _LARGEST)

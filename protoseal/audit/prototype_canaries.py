@@ -121,6 +121,7 @@ class AuditedQuery:
             # One site has the canaries; the others add empty sums, which have their share of the noise.
             for share in [clean[signs[block]], *[self._empty_sums(coins.size)] * (self.shares - 1)]:
                 statistics[:, block] += self._block_sums(*share.add_noise(), signs[block])
+        # Noise of n independent sums has a deviation of √n: divided, every statistic has a deviation of 1.
         statistics /= np.sqrt(self._releases_per_block(blocks) * self.shares)[:, None]
         return statistics.reshape(coins.size, -1)
 
@@ -143,7 +144,6 @@ class AuditedQuery:
 
     @property
     def _part_starts(self) -> Ints:
-        """The first coordinate of each part."""
         parts = min(COORDINATE_PARTS, self.dim)
         return np.arange(parts) * self.dim // parts
 
@@ -158,7 +158,6 @@ class AuditedQuery:
 
     @property
     def _classes(self) -> int:
-        """Number of classes of one canary."""
         return 1 if self.unit is Unit.RECORD else SUBJECT_CLASSES
 
     def _history(self, canaries: int, noise: float) -> Composed:
@@ -170,7 +169,6 @@ class AuditedQuery:
         return self.query.start(canaries * self._classes, self.dim)
 
     def _clean_sums(self, coins: Bool, sign: float) -> Sums:
-        """Return the sums of the canaries that are in, before any noise."""
         sums, members = self._empty_sums(coins.size), np.flatnonzero(coins)
         if self.unit is not Unit.RECORD:
             owners = np.repeat(members, SUBJECT_CLASSES * SUBJECT_RECORDS)
@@ -180,7 +178,6 @@ class AuditedQuery:
         return sums
 
     def _batches(self, members: Ints, sign: float) -> Iterator[tuple[Float, Ints]]:
-        """Yield features and labels of these canaries, in their order."""
         records = 1 if self.unit is Unit.RECORD else SUBJECT_RECORDS
         features = sign * self._feature_signs * (LENGTH * self.query.clip / math.sqrt(self.dim))
         for first in range(0, members.size, CANARY_BATCH):
@@ -213,6 +210,7 @@ def force_certain_on_duplicates(scores: Float) -> Float:
 
     Noise hardly ever gives two equal scores, so equal ones come from classes without noise.
     """
+    # Compared after rounding, since a solver may differ in the last bit between equal rows.
     _, group, counts = np.unique(
         np.rint(scores / DUPLICATE_TOLERANCE), return_inverse=True, return_counts=True
     )

@@ -130,6 +130,7 @@ def _passing_chance(factor: float, numbers: int, level: float) -> float:
 
 def check_counts(parts: Sequence[Float], level: float) -> Check:
     """Test the mean square of the noise on counts alone, which are few beside the sums."""
+    # Of d + 1 columns one has counts: noise missing from it alone hardly changes the mean over all.
     counts = np.concatenate([part[:, -1] for part in parts])
     p = _square_p(float(np.square(counts).sum()), len(counts))
     observed = (
@@ -195,6 +196,7 @@ def check_repeats(weakness: str, sites: Sequence[Sequence[Float]], level: float)
     draws = [draw.ravel() for site in sites for draw in site]
     if not draws or (weakness == SHARED and len(sites) < 2):
         return leave_open(weakness, "no release was kept" if not draws else "there is one site")
+    # Draws of different numbers of cells are compared over the part that all have.
     values, length = np.concatenate(draws), min(len(draw) for draw in draws)
     pairs = math.comb(len(draws), 2)
     tests = {

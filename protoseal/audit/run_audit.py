@@ -104,7 +104,6 @@ def _check_training(evidence: SiteEvidence, level: float) -> Iterator[Check]:
 
 
 def _check_together(sites: Sequence[SiteEvidence], level: float) -> Iterator[Check]:
-    """Check what only several sites together show."""
     noise = [evidence.noise for evidence in sites]
     if any(noise):
         every_draw = [draw for site_noise in noise for draw in site_noise]
@@ -135,6 +134,7 @@ def _check_models(evidence: SiteEvidence) -> Iterator[Check]:
     if initial is None or not evidence.draws:
         return
     for draw in evidence.draws:
+        # Bit for bit: any difference would be information about records that no entry pays for.
         same_names = draw.model.keys() == initial.keys()
         if not same_names or any(not torch.equal(value, initial[name]) for name, value in draw.model.items()):
             yield refute(MODELS, f"the {draw.release} is of another model's features")
@@ -155,7 +155,6 @@ def _check_ledger_model(evidence: SiteEvidence) -> Iterator[Check]:
 
 
 def _name_uncovered(evidence: SiteEvidence) -> Iterator[Check]:
-    """Name what no record of a run shows."""
     yield leave_open("noise from a known seed", "it looks like drawn noise unless it comes twice")
     yield leave_open(
         "a draw chosen among several, or made before its payment", "the record has draws that were used"

@@ -59,6 +59,7 @@ def prototypes_to_send(agreement: Agreement, draws: Sequence[Drawn]) -> Prototyp
 
     Several draws are of the same features, and their sums and counts are averaged.
     """
+    # In the mean of n draws the noise is smaller by √n, and with it the least count of a present class.
     claim, classes = Claim.of(agreement, len(draws)), len(agreement.classes)
     draw = replace(
         draws[-1],
@@ -279,6 +280,7 @@ def _compare_clusters(
 def _compare_cluster_sums(prototypes: Prototypes, sums: Float, counts: Float | None) -> None:
     """Find which prototypes each cluster's sum adds up; noisy prototypes are independent, so that one answer fits."""
     rows = prototypes.rows
+    # Only independent rows have one way to add up to a sum.
     if np.linalg.matrix_rank(rows) < len(rows):
         raise _Unclear("prototypes that depend on each other do not tell which of them a cluster has")
     parts = np.linalg.lstsq(rows.T, sums.T, rcond=None)[0].T  # (G, M), zeros and ones
@@ -322,6 +324,7 @@ def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
         yield leave_open(PAID, "the ledger has no release of this run, and none was kept")
         return
     delta, draws = account.limit.delta, len({draw.anchor.seq for draw in evidence.draws})
+    # What the ledger charges, by the accountant, against what the draws cost, by a closed form of other code.
     charged = pld_cost(events, delta)
     owed = gaussian_epsilon(claim.multiplier / math.sqrt(draws), delta) if draws else 0.0
     seen = f"ε {charged:.4g} charged for {len(events)} releases at δ = {delta:g}, {owed:.4g} owed for {draws} draws"

@@ -146,6 +146,7 @@ def _noise_of_saved_prototypes(agreement: Agreement, records: Records, out: Path
     if not agreement.has_fixed_query or agreement.releases != 1 or agreement.method.is_grouped:
         return None
     saved, claim = read_prototypes(out), Claim.of(agreement)
+    # What the site saved, times its count, less the exact sum: the noise of the sum, and of the count's rounding.
     exact = exact_sums(records, claim, len(agreement.classes), None)
     lengths = np.linalg.norm(saved.local, axis=1)
     shown = (saved.counts > 0) & (lengths < agreement.norm_bound * (1 - 1e-9))

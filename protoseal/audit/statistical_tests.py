@@ -108,6 +108,7 @@ def overlap_tails(sizes: Ints, watched: int, overlap: int) -> Tails:
     pairs = list(zip(sizes[:-1].tolist(), sizes[1:].tolist(), strict=True))
     share = sizes / watched
     spreads = sizes[1:] * share[:-1] * (1 - share[:-1]) * (watched - sizes[1:]) / max(1, watched - 1)
+    # Variance of a hypergeometric law, summed over independent pairs of steps.
     variance = float(spreads.sum())
     if variance >= _EXACT_VARIANCE:
         mean = float((sizes[1:] * share[:-1]).sum())
@@ -214,9 +215,11 @@ def coincidences(values: Float, window: int) -> int:
 def coincidences_p(seen: float, numbers: float, window: int, draws: int = 1) -> float:
     """Return the p-value of so many coincidences in ``draws`` sets of ``numbers`` values, or of more."""
     density = (2 * window + 1) / SIGMA
+    # A pair coincides with the chance that two half-normal values fall within the window.
     mean = draws * numbers * (numbers - 1) / 2 * density * _MEAN_DENSITY
     if not mean:
         return 1.0
+    # Pairs that share a value are dependent, which a Poisson law would leave out.
     spread = 2 * (numbers - 2) * density * _DENSITY_VARIANCE / _MEAN_DENSITY
     if spread <= 1e-9:
         return float(stats.poisson.sf(seen - 1, mean))
@@ -246,6 +249,7 @@ def shifts_p(values: Float) -> float:
     count = len(values)
     if count < 3:
         return 1.0
+    # One FFT has the sums for all distances, and one those for all places of reflection.
     forward = signal.fftconvolve(values, values[::-1])[count:]
     mirrored = signal.fftconvolve(values, values)
     # A value's square is no product of two values.
@@ -262,12 +266,14 @@ def dependence_p(rows: Float) -> float:
     The squared distance of the k-th of N ≤ D independent rows from the space of those before it has a chi-squared
     law with D − k + 1 degrees of freedom, and these distances are independent (Bartlett 1933).
     """
+    # The diagonal of R has the distances of each row from the space of those before it.
     vectors = rows if len(rows) <= rows.shape[1] else rows.T
     count, size = vectors.shape
     if not count:
         return 1.0
     new = np.square(np.diagonal(np.linalg.qr(vectors.T, mode="r")))
     low = stats.chi2.cdf(new, size - np.arange(count))
+    # Fisher's method for all rows together, Bonferroni for the smallest: a fault is in one row or in many.
     together = float(stats.chi2.sf(-2 * np.log(np.maximum(low, 1e-300)).sum(), 2 * count))
     return float(min(1.0, 2 * min(together, count * float(low.min()))))
 
@@ -280,6 +286,7 @@ def ratio_p(values: Float) -> float:
     if not values.any():
         return 0.0
     ratio = float(np.abs(values).mean() / math.sqrt(float(np.square(values).mean())))
+    # Geary's test sees tails that a variance does not: a uniform or Laplace law can have the claimed deviation.
     mean, deviation = _ratio_moments(values.size)
     score = (ratio - mean) / deviation
     score += 1.764 / math.sqrt(values.size) / 6 * (score**2 - 1)

@@ -51,6 +51,7 @@ class GaussianTradeOff:
 
     def least(self, probability: float) -> float:
         """Return g(``probability``); 0 where that is too small for a float."""
+        # Rounding always lowers the curve: a true claim may then be refuted less often, never more.
         shrunk = probability * math.exp(-self.slack) * (1 - _ROUNDING)
         if shrunk <= 0.0:
             return 0.0
@@ -97,6 +98,7 @@ def composed_trade_off(composed: Composed) -> TradeOff:
     top = composed.epsilon(max(_LEAST_DELTA, 10 * slack.delta)) if slack.delta < 0.1 else math.inf
     if not math.isfinite(top):
         return PairsTradeOff(np.zeros(1), np.ones(1))
+    # Each pair is a tangent from below, so that any number of them is valid; more only sharpen the curve.
     epsilons = np.linspace(0.0, top, _LINES)
     return PairsTradeOff(epsilons, composed.deltas(epsilons))
 

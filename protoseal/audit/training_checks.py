@@ -186,10 +186,12 @@ def _check_duplicates(records: Sequence[TrainingRecord]) -> Check:
 
 
 def _check_rate(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
+    # Under the claim all samples together are one binomial number of so many trials.
     trials = sum(record.units * len(record.sampled) for record in records)
     sampled = sum(int(record.sampled.sum()) for record in records)
     p = float(stats.binom.sf(sampled - 1, trials, min(1.0, rate)))
     observed = f"{sampled / trials:.4g} sampled, {rate:g} agreed"
+    # A rate raised in one round alone is diluted by the others, so each round is tested too.
     alone = [
         stats.binom.sf(record.sampled.sum() - 1, record.units * len(record.sampled), min(1.0, rate))
         for record in records
@@ -277,6 +279,7 @@ class _EqualRows:
         count, bits = rows.shape
         self._equal += count - len(np.unique(rows, axis=0))
         self._most += count // 2
+        # Two independent bits of rate q are equal with the chance 1 − 2q(1 − q).
         self._expected += comb(count, 2) * (1 - 2 * rate * (1 - rate)) ** bits
 
     def check(self, name: str, level: float) -> Check:
@@ -340,6 +343,7 @@ def _check_deviation(records: Sequence[TrainingRecord], level: float) -> Check:
     sums = np.concatenate([record.squares for record in records]) * sizes
     numbers = sums.shape[0] * float(sizes.sum())
     tails = square_tails(float(sums.sum()), numbers)
+    # Noise missing from one tensor, or from one step, hardly changes the sum over all.
     of_tensors = stats.chi2.cdf(sums.sum(axis=0), len(sums) * sizes).min() * len(sizes)
     of_steps = stats.chi2.cdf(sums, np.broadcast_to(sizes, sums.shape)).min() * sums.size
     p = min(1.0, 2 * tails.low, 2 * tails.high, 4 * float(of_tensors), 4 * float(of_steps))
@@ -409,6 +413,7 @@ def _check_copies(records: Sequence[TrainingRecord], level: float) -> Check:
 
 def _has_same_peaks(records: Sequence[TrainingRecord]) -> bool:
     """Return True if two steps have the same largest magnitudes; steps with noise of their own never do."""
+    # In the order of the largest, equal ones are neighbours, whichever steps they belong to.
     peaks = np.concatenate([record.peaks for record in records])
     ordered = peaks[np.argsort(peaks[:, 0])]
     gaps = np.abs(np.diff(ordered, axis=0)).max(axis=1, initial=0.0)

@@ -56,6 +56,7 @@ def list_runs(account: Account, epsilon: Accountant) -> tuple[RunFacts, ...]:
     """Return the runs of a ledger, in the order of their first lines; equal names under two agreements are two runs."""
     lines: dict[tuple[str, bytes], list[Entry | Exposure]] = {}
     for line in account.lines:
+        # By agreement too: two runs of one name have settings of their own.
         if isinstance(line, Entry):
             lines.setdefault((line.spending.release.run, line.spending.agreement_hash), []).append(line)
         elif isinstance(line, Exposure):
@@ -161,6 +162,7 @@ def renyi_filter_pair(account: Account, spent: float) -> tuple[float, float]:
     after a look, so the largest counts, and the ``spent`` ε where a change to the filter left it above every limit.
     After such a change δ counts twice (docs/adr/0021-accounting-across-runs.md).
     """
+    # Every limit that ever held counts: somebody may have looked at results under the largest.
     limits = [account.budget.limit, *(allowance.limit for allowance in account.allowances)]
     twice = 2 if any(change.to_filter for change in limit_changes(account)) else 1
     return max(spent, *(limit.epsilon for limit in limits)), twice * max(limit.delta for limit in limits)
@@ -172,6 +174,7 @@ def why_none(account: Account, lacking: Anchor | None) -> str | None:
     ``lacking`` is the entry that the site has shown and the ledger lacks
     (:func:`secure_client.privacy.ledger_anchors.missing_anchor`).
     """
+    # Exact values come first: they end every guarantee, whatever else the ledger lacks.
     if account.exposures:
         first = account.exposures[0]
         return f"exact values left in run {first.run!r} on {day(first.time)}"

@@ -114,6 +114,7 @@ def describe_guarantee(
 
 def out_of_hundred(share: float) -> str:
     """Return a share as a number out of 100, rounded up, so that "at most" stays true."""
+    # A share that is 5 % but for rounding must not become 5.1.
     hundredths = 100 * share - 1e-6  # what float64 loses
     return f"{math.ceil(hundredths)}" if hundredths >= 10 else f"{math.ceil(10 * hundredths) / 10:g}"
 

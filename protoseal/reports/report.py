@@ -86,7 +86,6 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
 
 
 def _read_sites(run: Path, result: RunResult, read: Any) -> dict[str, Any]:
-    """Return the result of ``read`` for the folder of each site that has one."""
     folders = {site.name: site_folder(run, site.name) for site in result.sites}
     return {name: read(folder) for name, folder in folders.items() if folder.is_dir()}
 
@@ -114,7 +113,6 @@ def _prototype_figure(
 
 
 def _mean_seconds(log: SiteLog) -> dict[str, float]:
-    """Return mean seconds in a round, by phase."""
     phases = sorted({phase for done in log.rounds for phase in done.seconds})
     return {
         phase: sum(done.seconds.get(phase, 0.0) for done in log.rounds) / len(log.rounds) for phase in phases
@@ -232,6 +230,7 @@ def prototype_scatter(prototypes: PrototypeMap) -> str:
 def _principal_components(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """Return scores (N, 2) of N rows and their share of the variance; 1 if all rows are equal."""
     centred = rows - rows.mean(axis=0)
+    # Own and personalised prototypes share the axes, or a line between the two would have no meaning.
     left, scale, _ = np.linalg.svd(centred, full_matrices=False)
     scores = np.zeros((len(rows), 2))
     rank = min(2, len(scale))

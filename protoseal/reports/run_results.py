@@ -98,6 +98,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 def _last(log: Sequence[SiteRound], best: int | None) -> Sequence[SiteRound]:
     """Return the site's reported round in a list: the last tested round up to ``best``, or an empty list."""
+    # Later rounds were trained before patience ran out, and their models were given up.
     considered = [done for done in log if best is None or done.round <= best]
     return ([done for done in considered if done.accuracy_classifier is not None] or considered)[-1:]
 
@@ -254,6 +255,7 @@ def paired(values: Mapping[int, float], others: Mapping[int, float]) -> Paired |
     gains = {seed: values[seed] - others[seed] for seed in values if seed in others}
     if not gains:
         return None
+    # Of the mean: a seed's luck with data and initial model is common to both and cancels in a difference.
     error = stdev(gains.values()) / len(gains) ** 0.5 if len(gains) > 1 else None
     return Paired(by_seed=gains, mean=fmean(gains.values()), standard_error=error)
 
@@ -307,6 +309,5 @@ def _seed_figures(seed: int, result: RunResult) -> SeedFigures:
 
 
 def _spread(values: Iterable[float | None]) -> SeedSpread | None:
-    """Return the spread, or None for fewer than two numbers."""
     numbers = [value for value in values if value is not None]
     return SeedSpread(mean=fmean(numbers), standard_deviation=stdev(numbers)) if len(numbers) > 1 else None

@@ -201,7 +201,6 @@ def _describe_limits(account: Account) -> Iterator[str]:
 
 
 def _minute(time: str) -> str:
-    """Return a line's time, as YYYY-MM-DD at HH:MM UTC."""
     return f"{day(time)} at {time[11:16]} UTC"
 
 

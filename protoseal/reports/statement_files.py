@@ -200,6 +200,7 @@ def _privacy_loss(facts: StatementFacts, account: Account) -> dict[str, object]:
     limit, recognised = account.limit, facts.recognised
     if recognised is None:
         raise ValueError("nothing is guaranteed")
+    # Under a Rényi filter what was spent bounds nothing by itself; the limit does.
     epsilon, delta = recognised.filtered or (facts.epsilon, limit.delta)
     return {
         "privacy_unit": str(facts.unit),

@@ -73,6 +73,7 @@ def sites_table(result: RunResult) -> Table:
         ["site"],
         [f"{result.method} %", *(f"{name} %" for name in others), "train", "kB up", "kB down"],
     )
+    # Without noise an ε column would suggest a bound that does not exist.
     private = is_private(result)
     if private:
         table.add_column(f"epsilon{unit_suffix(result)}")

@@ -285,7 +285,6 @@ def load_simulation(
 
 
 def _apply_setting(table: dict[str, Any], setting: str) -> None:
-    """Put one setting into the table."""
     name, separator, text = setting.partition("=")
     *sections, key = name.strip().split(".")
     if not (separator and key and all(sections)):

@@ -132,6 +132,7 @@ class Scene:
         )
         if not method.averages:
             return make()
+        # The model follows from the agreement, and its size goes into the agreement: build it from one of any size.
         unsized = make(averaged=(1, 0))
         model = build_agreed_model(unsized, unsized.training.model)
         return make(averaged=AveragedPart(model, method.traits.averaged).sizes)

@@ -114,6 +114,7 @@ class DirectTransport:
         """Upload an answer with the header of a network transport."""
         header = UploadHeader(key, len(content), hashlib.sha256(content).digest())
         self._coordinator.check_upload(self._site, header)
+        # Counted after the coordinator has accepted the header, as bytes of a network would be.
         self._on_payload(key, len(content), True)
         self._coordinator.upload(self._site, header, content)
 
@@ -224,6 +225,7 @@ class LocalFederation:
             )
             self.sites = [self._open_site(party, *opened[party.name]) for party in self.parties]
         except BaseException:
+            # Journals and store are open already, and nobody could close them later.
             self._stack.close()
             raise
 
@@ -287,7 +289,6 @@ class LocalFederation:
         return outcome
 
     def _turn(self, site: LocalSite) -> Task:
-        """Do one site's task, with the shared work before and after it."""
         state = self.coordinator.state
         if state.stage is Stage.PRESENCE:
             # All sites have the last result, so they train together.

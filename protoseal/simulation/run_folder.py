@@ -104,6 +104,7 @@ class RunFolder:
                     f"{self._out} has runs on other data than the present data: restore the earlier data, give "
                     "another --out, or use --fresh to delete those runs"
                 )
+        # Reading data takes longer than anything else here, so one check serves all seeds and methods.
         self._data_checked = True
 
     def keep_claim(self, seed: int, data_sha256: str) -> None:
@@ -250,6 +251,7 @@ def read_claim(folder: Path) -> dict[str, Any]:
 
 def _make_claim(config: SimulationConfig, several: bool) -> dict[str, Any]:
     """Return the settings that must be equal for runs of one simulation."""
+    # Every setting but those that change no run: a new one is claimed unless somebody frees it.
     content = config.model_dump(mode="json", by_alias=True, exclude=set(FREE))
     used = {config.method.value, config.protection.value}
     content["extension"] = {name: settings for name, settings in content["extension"].items() if name in used}
@@ -258,7 +260,6 @@ def _make_claim(config: SimulationConfig, several: bool) -> dict[str, Any]:
 
 
 def _list_differing(claim: dict[str, Any], expected: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the names of settings that differ."""
     names: list[str] = []
     for key in sorted(claim.keys() | expected.keys()):
         one, other = claim.get(key), expected.get(key)

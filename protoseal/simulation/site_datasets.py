@@ -116,7 +116,9 @@ def divide(
 
 def thin_tests(samples: Samples, limit: int, seed: int) -> Samples:
     """Return at most ``limit`` samples of each class and domain, drawn by the seed, in the order of the data."""
+    # A stream of its own, so that limiting tests does not change the split.
     rng = np.random.default_rng((seed, _TEST_STREAM))
+    # By class and domain, so that the share of each is not left to chance.
     cells = np.stack([samples.domains, samples.labels])
     drawn = [
         rng.permutation(np.flatnonzero((cells == cell[:, np.newaxis]).all(axis=0)))[:limit]

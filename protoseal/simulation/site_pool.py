@@ -263,6 +263,7 @@ class SitePool:
         """Return the mean validation accuracy; −1 for a round without all sites."""
         reports = [report[round_number] for report in self._reports.values() if round_number in report]
         value = mean(report.accuracy_validation for report in reports)
+        # A round that a site missed can be no best round: its model would be older than the others'.
         return -1.0 if value is None or len(reports) < len(self._reports) else value
 
     def _final_figures(self, learner: CheckpointedLearner, figures: SiteRound) -> SiteRound:
@@ -277,7 +278,6 @@ class SitePool:
         return figures.model_copy(update=update)
 
     def _test_figures(self, figures: SiteRound, tested: Evaluation) -> dict[str, Any]:
-        """Return the figures that follow from a test."""
         how = self._agreement.inference
         after = site_round(figures.round, figures.attempt, figures.sites, (), tested, {}, inference=how)
         names = ("accuracy", "accuracy_classifier", "accuracy_prototype", "accuracy_trained", "pm_v", "pm_l")

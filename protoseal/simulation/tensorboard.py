@@ -59,7 +59,6 @@ class Scalars(Watcher):
 
 
 def _add(writer: SummaryWriter, number: int, name: str, values: Mapping[str, float | None]) -> None:
-    """Add each site's value and their mean."""
     for tag, value in {"mean": mean(values.values()), **values}.items():
         if value is not None:
             writer.add_scalar(f"{name}/{tag}", value, number)

@@ -188,7 +188,6 @@ def dirichlet(
 
 
 def _thin(samples: Samples, wanted: int, rng: np.random.Generator) -> Samples:
-    """Draw ``wanted`` samples at random; raise :class:`DataError` for too few samples."""
     if wanted > len(samples):
         raise DataError(
             f"the split needs {wanted} samples, but the data have {len(samples)}; use fewer sites or a smaller "
@@ -228,7 +227,6 @@ def _divide_caps(caps: NDArray[np.int64], homes: NDArray[np.int64], domains: int
 
 
 def _class_presence(data: TrainTest) -> NDArray[np.bool_]:
-    """Return the classes of each domain, (domains, classes)."""
     present = np.zeros((len(data.domains), len(data.classes)), dtype=np.bool_)
     present[data.train.domains, data.train.labels] = True
     return present
@@ -379,7 +377,6 @@ def _make_sites(data: TrainTest, trains: list[Indices], tests: list[Indices]) ->
 
 
 def _matching_tests(pool: Pool, train: Samples) -> SharedSamples:
-    """Return the test samples of the classes and domains that the training samples have."""
     test = pool.samples
     matching = np.isin(test.labels, np.unique(train.labels)) & np.isin(test.domains, np.unique(train.domains))
     rows = np.flatnonzero(matching)

@@ -77,6 +77,7 @@ class Pool:
 
     def dataset(self, agreed: Preprocessing | None, *, where: str) -> TensorDataset:
         """Return all samples under the agreed preprocessing: the same object each time."""
+        # Preprocessed once: a hundred sites test on rows of one data set, which a copy each would not fit.
         if agreed not in self._made:
             self._made[agreed] = to_dataset(self.samples, agreed, where=where)
         return self._made[agreed]
@@ -195,6 +196,7 @@ def _with_validation(site: SiteArrays, part: float, rng: np.random.Generator) ->
     aside, units = np.zeros(len(site.train), dtype=np.bool_), group_units(site.train)
     for label in np.unique(units.labels):
         members = np.flatnonzero(units.labels == label)
+        # One stays for training: a class without a training sample could not be predicted.
         count = min(math.floor(part * len(members) + 0.5), len(members) - 1)
         aside[units.samples_in(rng.permutation(members)[:count])] = True
     if not aside.any():

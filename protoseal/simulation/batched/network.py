@@ -377,7 +377,6 @@ def _samples(inputs: Tensor) -> Tensor:
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """Return the network of the same structure whose layers are stacked."""
     if type(module) in STACKED:
         return STACKED[type(module)](module)
     twin = copy.copy(module)
