@@ -263,7 +263,7 @@ class SitePool:
         """Return the mean validation accuracy; −1 for a round without all sites."""
         reports = [report[round_number] for report in self._reports.values() if round_number in report]
         value = mean(report.accuracy_validation for report in reports)
-        # A round that a site missed can be no best round: its model would be older than the others'.
+        # A mean over fewer sites is not comparable, so that a round which one missed cannot be the best.
         return -1.0 if value is None or len(reports) < len(self._reports) else value
 
     def _final_figures(self, learner: CheckpointedLearner, figures: SiteRound) -> SiteRound:

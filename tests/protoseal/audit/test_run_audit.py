@@ -1,4 +1,7 @@
-"""Audit of a run: true runs stand, and each double in the run path is found by what the sites kept."""
+"""Audit of a run: true runs stand, and each double in the run path is found by what the sites kept.
+
+The audit's exact sums equal the mechanism's before noise, though no code of theirs is shared.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,11 @@ from agreement import Agreement, DpSgdSection, Extractor, Method, PrivacySection
 from agreement.sections.privacy import Noise
 from privacy.accounting.events import Unit
 from privacy.ledger.lines import Entry
+from privacy.mechanisms.grid import Ints
+from privacy.mechanisms.joint_clipping import joint_sums
+from privacy.mechanisms.prototype_query import PrototypeQuery
 from protoseal.audit.canary_audit import AuditVerdict
+from protoseal.audit.exact_sums import Claim, Records, exact_sums
 from protoseal.audit.release_checks import CLIPPING, DEPENDENT, REPEATED, SHARED
 from protoseal.audit.run_audit import CENTRES, MODELS, audit_run
 from protoseal.audit.run_checks import NOISE, PAID, SENT, CheckOutcome, RunAudit
@@ -291,3 +298,25 @@ def test_audit_run_training_needs_whole_record(
     )
     audit = audited(agreement, tmp_path)
     assert (audit.verdict, weaknesses(audit)) == (verdict, found)
+
+
+SUM_CLASSES, SUM_DIM, RECORDS = 4, 3, 60
+QUERY = PrototypeQuery(clip=1.0, count_weight=0.5, noise_multiplier=2.0, min_count=1.0)
+CLAIM = Claim(clip=1.0, weight=0.5, multiplier=2.0, deviation=2.0 * float(np.hypot(1.0, 0.5)), min_count=1.0)
+
+
+@pytest.mark.parametrize("subjects", [None, 8], ids=["records", "subjects of several classes"])
+def test_exact_sums_equal_mechanism_without_noise(subjects: int | None) -> None:
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(RECORDS, SUM_DIM))
+    labels: Ints = generator.integers(0, SUM_CLASSES, RECORDS)
+    owners = None if subjects is None else np.sort(np.arange(RECORDS, dtype=np.int64) % subjects)
+    sums = QUERY.start(SUM_CLASSES, SUM_DIM)
+    if owners is None:
+        sums.add(features, labels)
+    else:
+        sums = joint_sums(sums, [(features, labels)], owners)
+    exact = exact_sums(Records(features, labels, owners), CLAIM, SUM_CLASSES, None)
+    step = QUERY.grid.step
+    np.testing.assert_allclose(exact.sums, sums.vectors * step, rtol=0.0, atol=2 * RECORDS * step)
+    np.testing.assert_allclose(exact.counts, sums.weights * step / QUERY.count_weight, rtol=0.0, atol=1e-3)
