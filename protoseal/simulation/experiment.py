@@ -106,7 +106,9 @@ def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh:
             if len(config.seeds) > 1:
                 over = over_seeds(results)
                 whole = len(results) == len(config.seeds)
-                _publish(watcher, config.out, over.model_copy(update={"complete": whole}))
+                over = over.model_copy(update={"complete": whole})
+                write_result(config.out, over)
+                watcher.on_result(WrittenResult(config.out, over))
         folder.drop_all_state()
     return over_seeds(results) if len(results) > 1 else results[config.seeds[0]]
 
@@ -314,7 +316,8 @@ class SeedRuns:
         main = self._runs[self._config.method]
         others = [run for run in self._runs.values() if run is not main]
         result = self._result(main, others, complete=complete)
-        _publish(self._watcher, self._out, result)
+        write_result(self._out, result)
+        self._watcher.on_result(WrittenResult(self._out, result))
         return result
 
     def _result(self, run: SavedRun, others: Sequence[SavedRun], *, complete: bool) -> RunResult:
@@ -332,11 +335,6 @@ class SeedRuns:
             data_sha256=run.data_sha256,
             diagnoses=tuple(diagnosis for shown in (run, *others) for diagnosis in shown.diagnoses),
         )
-
-
-def _publish(watcher: Watcher, folder: Path, result: RunResult) -> None:
-    write_result(folder, result)
-    watcher.on_result(WrittenResult(folder, result))
 
 
 @contextmanager

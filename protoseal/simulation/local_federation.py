@@ -67,7 +67,7 @@ from secure_client.session import Session
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
-from secure_server.rounds.rules import Rules, build_rules
+from secure_server.rounds.rules import build_rules
 from secure_server.rounds.state import Stage
 from secure_server.store import Received, Store
 
@@ -203,10 +203,24 @@ class LocalFederation:
             )
             self.parties, trust = load_or_make_parties(self._state / "identities", agreement, sorted(data))
             self.log = self._stack.enter_context(RunLog(self._state / "log.sqlite"))
-            self.store = self._stack.enter_context(self._open_store())
+            self.store = self._stack.enter_context(
+                Store.open(
+                    self._state / "coordinator.sqlite",
+                    agreement.run,
+                    agreement.hash(),
+                    record=record,
+                    durable=False,
+                )
+            )
             self.coordinator = Coordinator(
                 agreement=agreement,
-                rules=_patient_rules(agreement, sorted(data)),
+                rules=build_rules(
+                    agreement,
+                    sorted(data),
+                    max_attempts=1,
+                    join_seconds=_AGES,
+                    phase_seconds=dict.fromkeys(Phase, _AGES),
+                ),
                 trust=trust,
                 store=self.store,
                 aggregator=Aggregator(agreement, self._state / "evaluation-keys.bin", executor),
@@ -302,10 +316,6 @@ class LocalFederation:
             self._on_completed(self, self.pool.completed)
         return task
 
-    def _open_store(self) -> Store:
-        run, path = self.agreement.run, self._state / "coordinator.sqlite"
-        return Store.open(path, run, self.agreement.hash(), record=self._record, durable=False)
-
     def _open_learner(self, party: Party, position: int) -> tuple[CheckpointedLearner, Journal]:
         path = self._state / "sites" / party.name / "journal.sqlite"
         journal = self._stack.enter_context(open_journal(path, self.agreement, party, durable=False))
@@ -382,16 +392,10 @@ def _load_parties(
 
 
 def _stored_under(key: bytes) -> Callable[[], StorageKey]:
-    return lambda: StorageKey(key)
+    return lambda: StorageKey(key)  # a partial would show the key in its repr
 
 
 def _last_result(journal: Journal) -> int:
     """Return the last round whose result a site has kept; its reports of later rounds do not count."""
     key = journal.latest(Phase.RESULT)
     return 0 if key is None else key.round
-
-
-def _patient_rules(agreement: Agreement, names: Sequence[str]) -> Rules:
-    return build_rules(
-        agreement, names, max_attempts=1, join_seconds=_AGES, phase_seconds=dict.fromkeys(Phase, _AGES)
-    )

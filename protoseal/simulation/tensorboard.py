@@ -38,7 +38,11 @@ class Scalars(Watcher):
     def on_completed(self, completed: CompletedRound) -> None:
         """Write one step of each scalar, without values that were not tested."""
         reports, number = completed.reports, completed.round
-        writer = self._writer(completed.seed, completed.method)
+        key = completed.seed, completed.method
+        if key not in self._writers:
+            folder = self._folder / f"seed-{completed.seed}" / completed.method.value
+            self._writers[key] = self._make(str(folder))
+        writer = self._writers[key]
         _add(writer, number, "accuracy", {site: report.accuracy for site, report in reports.items()})
         _add(writer, number, "loss", {site: report.loss for site, report in reports.items()})
         for part in sorted({part for report in reports.values() for part in report.seconds}):
@@ -51,11 +55,6 @@ class Scalars(Watcher):
         writer = self._writers.pop((ended.seed, ended.method), None)
         if writer is not None:
             writer.close()
-
-    def _writer(self, seed: int, method: Method) -> SummaryWriter:
-        if (seed, method) not in self._writers:
-            self._writers[seed, method] = self._make(str(self._folder / f"seed-{seed}" / method.value))
-        return self._writers[seed, method]
 
 
 def _add(writer: SummaryWriter, number: int, name: str, values: Mapping[str, float | None]) -> None:
