@@ -23,6 +23,7 @@ from protoseal.audit.coordinator_view import describe_view, search_messages
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.exchanges import cluster_directions
+from secure_server.exchanges import cluster_assignment
 from secure_server.exchanges import secure_aggregation as server_side
 from tests.conformance.equations import cluster_excess
 from tests.conformance.federations import data_for, grouped_agreement
@@ -123,7 +124,7 @@ def test_directions_hold_no_norms_and_no_counts(masked: ClusterTranscript) -> No
 
 def test_directions_check_sent_norms_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cluster_directions, "directions", lambda rows: rows / 20.0)
-    monkeypatch.setattr("secure_server.exchanges.cluster_assignment.NORM_SLACK", 1.0)
+    monkeypatch.setattr(cluster_assignment, "NORM_SLACK", 1.0)
     weakened = recorded(Protection.MASKED, tmp_path)
     assert all(cluster_excess(weakened, number) <= 1.0 for number in (1, 2))
     with pytest.raises(AssertionError):

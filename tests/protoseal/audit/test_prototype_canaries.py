@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from privacy.accounting.events import GaussianRelease, Unit
 from privacy.mechanisms import joint_clipping
+from privacy.mechanisms.grid import Grid
 from privacy.mechanisms.prototype_query import PrototypeQuery
 from protoseal.audit.canary_audit import (
     AuditPlan,
@@ -103,7 +104,7 @@ def test_audited_query_clipping_by_coordinate_refuted(monkeypatch: pytest.Monkey
         return np.trunc(np.clip(features / grid.step, -grid.radius, grid.radius)).astype(np.int64)
 
     assert math.sqrt(wide.dim) < LENGTH
-    monkeypatch.setattr("privacy.mechanisms.grid.Grid.clip_records", of_coordinates)
+    monkeypatch.setattr(Grid, "clip_records", of_coordinates)
     assert audit_mechanism(wide, plan_audit(wide, CANARIES, LEVEL)).verdict is AuditVerdict.REFUTED
 
 

@@ -16,6 +16,8 @@ from agreement import ConfigError, Method
 from agreement.errors import UserError
 from protoseal.reports.report import write_report
 from protoseal.reports.result_files import RunResult, read_result, site_folder
+from protoseal.simulation import site_pool
+from protoseal.simulation.batched.training import run_together
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Watcher, WrittenResult, simulate
 from protoseal.simulation.run_folder import COMPARED
@@ -80,9 +82,7 @@ def test_simulate_batched_always_trains_in_one_batch(tmp_path: Path, monkeypatch
         calls.append(len(jobs))
         return run_together(jobs, batching)
 
-    from protoseal.simulation.batched.training import run_together  # noqa: PLC0415 (what is replaced)
-
-    monkeypatch.setattr("protoseal.simulation.site_pool.run_together", counted)
+    monkeypatch.setattr(site_pool, "run_together", counted)
     simulate(config_for(tmp_path / "never", method="fedrep", compare=("local",), rounds=2))
     assert calls == []
     simulate(config_for(tmp_path / "always", method="fedrep", compare=("local",), rounds=2, batched="always"))
