@@ -17,7 +17,6 @@ from pathlib import Path
 
 import click
 
-from benchmarks.ckks_errors import distance_errors, errors
 from benchmarks.ckks_group import (
     SPREAD,
     CkksRound,
@@ -25,6 +24,8 @@ from benchmarks.ckks_group import (
     Group,
     HighLevel,
     Switch,
+    distance_errors,
+    errors,
     prototypes,
     switch_tasks,
 )

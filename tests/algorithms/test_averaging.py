@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from algorithms.averaging import active_classes, prototype_means, weighted_mean
 from tests.algorithms import feddbp_reference as reference
@@ -52,23 +51,6 @@ def test_groups_have_a_weight_each() -> None:
     assert weighted_mean(np.array([[2.0, 4.0], [3.0, 9.0]]), np.array([2, 3])).tolist() == [[1, 2], [1, 3]]
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_total_weight_that_is_none_is_refused(weight: float) -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        weighted_mean(np.ones(3), weight)
-
-
-def test_shapes_and_numbers_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not fit together"):
-        weighted_mean(np.ones((2, 3)), np.ones(3))
-    with pytest.raises(ValueError, match="do not fit together"):
-        prototype_means(np.ones((2, 3)), np.ones(3, dtype=np.int64), 1)
-    with pytest.raises(ValueError, match="at least 1"):
-        prototype_means(np.ones((2, 3)), np.array([1, 1]), 0)
-    with pytest.raises(ValueError, match="number of holders"):
-        prototype_means(np.ones((2, 3)), np.array([1, -1]), 1)
-
-
 PRESENCE = np.array([[True, True, False, True], [False, True, False, True], [False, False, False, True]])
 
 
@@ -83,15 +65,3 @@ PRESENCE = np.array([[True, True, False, True], [False, True, False, True], [Fal
 )
 def test_a_class_is_active_from_min_holders_sites_on(minimum: int, expected: list[bool]) -> None:
     assert active_classes(PRESENCE, minimum).tolist() == expected
-
-
-@pytest.mark.parametrize("minimum", [0, -1])
-def test_a_minimum_below_one_is_refused(minimum: int) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        active_classes(PRESENCE, minimum)
-
-
-@pytest.mark.parametrize("presence", [PRESENCE.astype(np.int64), PRESENCE[0]])
-def test_presence_that_is_not_a_bool_matrix_is_refused(presence: NDArray[np.bool_]) -> None:
-    with pytest.raises(ValueError, match="bool matrix"):
-        active_classes(presence, 3)

@@ -54,10 +54,3 @@ def test_near_duplicates_need_float64() -> None:
     narrow = stack.astype(np.float32)[:, 0]
     products = (narrow @ narrow.T).astype(np.float64)[None]
     assert abs(np.sqrt(squared_distances(products)[0, 0, 1]) - 2.2e-5) > 1e-5
-
-
-def test_shapes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="site, class, feature"):
-        gram(np.zeros((2, 3)))
-    with pytest.raises(ValueError, match="do not fit a stack"):
-        combine(np.zeros((3, 2, 2)), np.zeros((2, 4, 5)))

@@ -85,29 +85,3 @@ def test_nothing_to_count_is_none() -> None:
     assert weighted_accuracy(none, none, np.ones(2)) is None
     assert pm_v(np.array([0, 3]), np.array([0, 5]), np.array([4, 0])) is None
     assert pm_l(np.array([0, 3]), np.array([0, 5]), none) is None
-
-
-@pytest.mark.parametrize(
-    ("correct", "counts", "weights", "reason"),
-    [
-        ([1, 2], [1], [1.0], "per class"),
-        ([1], [1], [1.0, 1.0], "per class"),
-        ([2], [1], [1.0], "correct predictions"),
-        ([-1], [1], [1.0], "correct predictions"),
-        ([1], [1], [-1.0], "not negative"),
-        ([1], [1], [float("nan")], "finite"),
-    ],
-)
-def test_counts_and_weights_that_make_no_sense_are_refused(
-    correct: list[int], counts: list[int], weights: list[float], reason: str
-) -> None:
-    with pytest.raises(ValueError, match=reason):
-        weighted_accuracy(np.array(correct), np.array(counts), np.array(weights))
-
-
-def test_predictions_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not fit together"):
-        per_class(np.array([0]), np.array([0, 1]), 2)
-    for label in (-1, 2):
-        with pytest.raises(ValueError, match="outside the 2 classes"):
-            per_class(np.array([0]), np.array([label]), 2)

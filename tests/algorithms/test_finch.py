@@ -174,23 +174,3 @@ def test_blocks_of_rows_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "_BLOCK", 7)
     assert finch_rows(rows).tolist() == whole
     assert finch(gram_of(rows)).tolist() == whole
-
-
-@pytest.mark.parametrize(
-    "gram",
-    [
-        np.ones((2, 3)),
-        np.array([[1.0, np.nan], [np.nan, 1.0]]),
-        np.array([[1.0, 2.0], [2.0, 1.0]]),
-        np.array([[1.0, 0.5], [0.4, 1.0]]),
-    ],
-)
-def test_finch_refuses_a_matrix_that_is_no_gram_matrix(gram: Float) -> None:
-    with pytest.raises(ValueError, match="Gram"):
-        finch(gram)
-
-
-@pytest.mark.parametrize("rows", [np.ones(3), np.array([[1.0, np.inf]])])
-def test_finch_rows_refuses_rows_that_are_not_finite(rows: Float) -> None:
-    with pytest.raises(ValueError, match="finite"):
-        finch_rows(rows)

@@ -219,33 +219,3 @@ def test_a_withheld_sum_is_never_read() -> None:
     groups = means_within_groups(sums, np.array([[3, 2]]), np.zeros((1, 1)), np.array([3]), 3)
     assert groups.has.tolist() == [[True, False]]
     assert groups.rows.tolist() == [[[2.0, 2.0], [0.0, 0.0]]]
-
-
-@pytest.mark.parametrize(
-    ("holders", "members", "min_holders", "reason"),
-    [
-        ([[2]], [2], 3, "fewer than min_holders"),
-        ([[0]], [0], 1, "fewer than min_holders"),
-        ([[4]], [3], 3, "holders"),
-        ([[-1]], [3], 3, "holders"),
-        ([[3]], [3], 0, "at least 1"),
-        ([[3, 3]], [3], 3, "fit together"),
-        ([[3]], [3, 3], 3, "fit together"),
-    ],
-)
-def test_counts_that_make_no_sense_are_refused(
-    holders: list[list[int]], members: list[int], min_holders: int, reason: str
-) -> None:
-    with pytest.raises(ValueError, match=reason):
-        means_within_groups(
-            np.zeros((1, 1, 2)), np.array(holders), np.zeros((1, 4)), np.array(members), min_holders
-        )
-
-
-def test_groups_that_do_not_fit_together_are_refused() -> None:
-    rows, has = np.zeros((2, 3, 4)), np.zeros((2, 3), dtype=np.bool_)
-    for bad in (has[:1], has.astype(np.float64)):
-        with pytest.raises(ValueError, match="has"):
-            Groups(rows, np.asarray(bad), np.zeros((2, 1)))
-    with pytest.raises(ValueError, match="theta"):
-        Groups(rows, has, np.zeros((1, 1)))
