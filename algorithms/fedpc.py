@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from algorithms.averaging import Counts, prototype_means, weighted_mean
 from algorithms.gram_matrix import Bool, Float, principal_scores, resolution
-from algorithms.kmeans import Labels, in_order_of_appearance, kmeans, means_of
+from algorithms.kmeans import Labels, compute_centroids, in_order_of_appearance, kmeans
 
 MOST_GROUPS = 10
 """Largest number of groups J that is tried if none is given."""
@@ -73,7 +73,7 @@ def merge_small(points: Float, labels: Labels, min_holders: int) -> NDArray[np.i
     sizes = np.bincount(labels)
     while len(sizes) > 1 and sizes.min() < min_holders:
         small = int(sizes.argmin())
-        centroids = means_of(points, labels)
+        centroids = compute_centroids(points, labels)
         distances = np.square(centroids - centroids[small]).sum(axis=1)
         distances[small] = np.inf
         labels = in_order_of_appearance(np.where(labels == small, distances.argmin(), labels))
@@ -107,9 +107,10 @@ def silhouette(points: Float, labels: Labels) -> float:
     if len(sizes) < 2:
         raise ValueError("a silhouette needs two clusters or more")
     sums = np.stack([np.linalg.norm(points - point, axis=1) for point in points]) @ members
-    own = members.astype(np.bool_)
-    inside = sums[own] / np.maximum(sizes[labels] - 1.0, 1.0)
-    outside = np.where(own, np.inf, sums / sizes).min(axis=1)
+    in_cluster = members.astype(np.bool_)
+    # A point's distance to itself is 0: the mean is over the other points of its cluster.
+    inside = sums[in_cluster] / np.maximum(sizes[labels] - 1.0, 1.0)
+    outside = np.where(in_cluster, np.inf, sums / sizes).min(axis=1)
     larger = np.maximum(inside, outside)
     counted = (sizes[labels] > 1) & (larger > 0.0)
     return float(np.where(counted, (outside - inside) / np.where(counted, larger, 1.0), 0.0).mean())
@@ -147,6 +148,7 @@ def means_within_groups(
     more holders than members, or min_holders below 1.
     """
     _check_counts(sums_rows, holders, members, min_holders)
+    # IntraAgg of algorithm 1: every site counts once, whatever its number of samples.
     rows, has = prototype_means(sums_rows, holders, min_holders)
     return Groups(rows, has, weighted_mean(sums_theta, members))
 

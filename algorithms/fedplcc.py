@@ -59,10 +59,11 @@ class LocalClusters:
         stay the same, and a class of several prototypes has no zero. The limit: a zero prototype hides no other in a
         sum, and neither does one that is slightly longer.
         """
-        kept = has_direction(self.rows)
+        stays = has_direction(self.rows)
+        # A class must not vanish with its zeros: the coordinator would see that it has nothing else.
         _, first = np.unique(self.labels, return_index=True)
-        kept[first] |= ~np.isin(self.labels[first], self.labels[kept])
-        return LocalClusters(self.rows[kept], self.labels[kept], self.counts[kept])
+        stays[first] |= ~np.isin(self.labels[first], self.labels[stays])
+        return LocalClusters(self.rows[stays], self.labels[stays], self.counts[stays])
 
 
 def has_direction(rows: Float) -> Bool:
@@ -102,6 +103,7 @@ def local_clusters(
         members = np.asarray(features[labels == k], dtype=np.float64)
         parts = _partition(members, single, literal, most)
         sizes = np.bincount(parts)
+        # Equation 9: a prototype is the plain mean of its cluster, and its weight the cluster's number of samples.
         rows.append(_cluster_sums(members, parts, len(sizes)) / sizes[:, None])
         owners += [int(k)] * len(sizes)
         counts += sizes.tolist()
@@ -155,7 +157,7 @@ def assign(
     of_row: list[Labels] = []
     labels: list[int] = []
     holders: list[int] = []
-    for k, (gram, sites) in enumerate(_paired(gram_by_class, sites_by_class)):
+    for k, (gram, sites) in enumerate(_pair_by_class(gram_by_class, sites_by_class)):
         # Under masks each sum of G clusters has G·(G + 1)/2 inner products, which are equations for the norms that the
         # directions hide: fewer equations than prototypes leave them open.
         limit = min(most or len(sites), most_norm_hiding(len(sites)) if hiding else len(sites))
@@ -188,10 +190,11 @@ def contribution(local: LocalClusters, cluster_of_row: Labels, clusters: int) ->
         raise ValueError(f"{len(local.labels)} prototypes, but clusters of shape {cluster_of_row.shape}")
     if (cluster_of_row < WITHHELD).any() or (cluster_of_row >= clusters).any():
         raise ValueError(f"clusters must be numbered from 0 to {clusters - 1}")
-    kept = cluster_of_row != WITHHELD
-    parts, counts = cluster_of_row[kept], local.counts[kept].astype(np.float64)
+    is_counted = cluster_of_row != WITHHELD
+    parts = cluster_of_row[is_counted]
+    counts = local.counts[is_counted].astype(np.float64)
     return Contribution(
-        _cluster_sums(local.rows[kept], parts, clusters),
+        _cluster_sums(local.rows[is_counted], parts, clusters),
         _cluster_sums(np.ones(len(parts)), parts, clusters),
         _cluster_sums(counts, parts, clusters),
     )
@@ -216,6 +219,7 @@ def global_clusters(total: Contribution, labels: Labels, *, uniform: bool = Fals
     Raises ``ValueError`` for shapes that do not fit, or a cluster without members or samples.
     """
     _check_total(total, labels, counted=not uniform)
+    # A centre is a mean over local prototypes, not over samples: each prototype counts once.
     rows = weighted_mean(total.sums, total.members)
     # Equation 11. Counts of different sites can be added and are divided once, here; shares could not be added.
     amounts = np.ones(len(labels)) if uniform else total.counts
@@ -284,13 +288,15 @@ def _partition(members: Float, single: bool, literal: bool, most: int | None) ->
     """Return the clusters of one class's features: a single one, or FINCH's with all zero features in one cluster."""
     if single:
         return np.zeros(len(members), dtype=np.int64)
-    parts, directed = finch_rows(members, literal=literal), has_direction(members)
+    parts = finch_rows(members, literal=literal)
+    directed = has_direction(members)
     if most is not None and len(np.unique(parts[directed])) > most:
         parts = np.zeros_like(parts)
+    # Zero features share a cluster: each alone would be a prototype that says nothing but that it is there.
     return in_order_of_appearance(np.where(directed, parts, WITHHELD))
 
 
-def _paired(grams: Iterable[Float], sites: Sequence[Labels]) -> Iterator[tuple[Float, Labels]]:
+def _pair_by_class(grams: Iterable[Float], sites: Sequence[Labels]) -> Iterator[tuple[Float, Labels]]:
     for gram, owners in zip_longest(grams, sites):
         if gram is None or owners is None:
             raise ValueError(

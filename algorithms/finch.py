@@ -50,8 +50,7 @@ def finch(gram: Float, *, literal: bool = False) -> NDArray[np.int64]:
 
     Raises ``ValueError`` for a matrix that is no Gram matrix (:func:`algorithms.gram_matrix.check_gram`).
     """
-    levels, directed = _levels_from_gram(gram, literal)
-    return _with_zeros(_coarsest(levels), directed)
+    return _choose_level(*_levels_from_gram(gram, literal))
 
 
 def finch_rows(rows: Float, *, literal: bool = False) -> NDArray[np.int64]:
@@ -60,8 +59,7 @@ def finch_rows(rows: Float, *, literal: bool = False) -> NDArray[np.int64]:
     On a site's features of one class this takes seconds for n in the thousands, minutes from about 30 000 on.
     Raises ``ValueError`` unless rows is a matrix of finite numbers.
     """
-    levels, directed = _levels_from_rows(rows, literal)
-    return _with_zeros(_coarsest(levels), directed)
+    return _choose_level(*_levels_from_rows(rows, literal))
 
 
 def cosines_of_means(gram: Float, labels: Labels, *, literal: bool = False) -> tuple[Float, Bool]:
@@ -73,11 +71,12 @@ def cosines_of_means(gram: Float, labels: Labels, *, literal: bool = False) -> t
     squares = np.einsum("ii->i", gram)
     if not literal:
         directed = np.asarray(squares > LEAST_NORM**2)
-        gram, squares = _scaled(gram, squares, directed), directed.astype(np.float64)
+        gram, squares = _scale_products(gram, squares, directed), directed.astype(np.float64)
+    # A·G·Aᵀ: means over the columns of the means over the rows.
     products = _means(_means(gram, labels).T, labels)
     lengths = np.einsum("ii->i", products)
     has_direction = np.asarray(lengths > CANCELLED * _means(squares, labels))
-    return _scaled(products, lengths, has_direction), has_direction
+    return _scale_products(products, lengths, has_direction), has_direction
 
 
 def _levels_from_gram(gram: Float, literal: bool) -> tuple[list[Labels], Bool]:
@@ -86,11 +85,12 @@ def _levels_from_gram(gram: Float, literal: bool) -> tuple[list[Labels], Bool]:
         return [np.zeros(0, dtype=np.int64)], np.zeros(0, dtype=np.bool_)
     check_gram(gram)
     directed = np.asarray(np.einsum("ii->i", gram) > LEAST_NORM**2)
-    kept = ((gram + gram.T) / 2.0)[np.ix_(directed, directed)]
+    # Made symmetric: the two halves may differ by rounding, and each party must find the same neighbours.
+    products = ((gram + gram.T) / 2.0)[np.ix_(directed, directed)]
 
     def nearest(labels: Labels) -> Labels:
-        cosines, has_direction = cosines_of_means(kept, labels, literal=literal)
-        return _nearest(lambda block: cosines[block], has_direction)
+        cosines, has_direction = cosines_of_means(products, labels, literal=literal)
+        return _find_nearest(lambda block: cosines[block], has_direction)
 
     return _levels(int(directed.sum()), nearest), directed
 
@@ -101,40 +101,41 @@ def _levels_from_rows(rows: Float, literal: bool) -> tuple[list[Labels], Bool]:
         raise ValueError(f"vectors must be the rows of a matrix of finite numbers; got shape {rows.shape}")
     norms = np.linalg.norm(rows, axis=1)
     directed = norms > LEAST_NORM
-    kept = np.asarray(rows[directed], dtype=np.float64)
+    vectors = np.asarray(rows[directed], dtype=np.float64)
     if not literal:
-        kept = kept / norms[directed, None]
-    squares = np.square(kept).sum(axis=1)
+        vectors = vectors / norms[directed, None]
+    squares = np.square(vectors).sum(axis=1)
 
     def nearest(labels: Labels) -> Labels:
-        means = _means(kept, labels)
+        means = _means(vectors, labels)
         lengths = np.square(means).sum(axis=1)
         has_direction = lengths > CANCELLED * _means(squares, labels)
         units = means / np.sqrt(np.where(has_direction, lengths, 1.0))[:, None]
-        return _nearest(lambda block: units[block] @ units.T, has_direction)
+        return _find_nearest(lambda block: units[block] @ units.T, has_direction)
 
-    return _levels(len(kept), nearest), directed
+    return _levels(len(vectors), nearest), directed
 
 
 def _levels(n: int, nearest: _Nearest) -> list[Labels]:
     """Return partitions of n vectors, each coarser than the one before; the first is there even if it links nothing."""
-    levels = [_link_nearest(np.arange(n, dtype=np.int64), nearest)]
+    # Each level links the means of the level before, until one cluster is left or nothing is linked any more.
+    levels = [_link_clusters(np.arange(n, dtype=np.int64), nearest)]
     while _count(levels[-1]) > 1:
-        coarser = _link_nearest(levels[-1], nearest)
+        coarser = _link_clusters(levels[-1], nearest)
         if _count(coarser) == _count(levels[-1]):
             break
         levels.append(coarser)
     return levels
 
 
-def _link_nearest(labels: Labels, nearest: _Nearest) -> Labels:
+def _link_clusters(labels: Labels, nearest: _Nearest) -> Labels:
     """Return the partition after each cluster has been linked with its nearest."""
     if not len(labels):
         return labels
-    return in_order_of_appearance(_components(nearest(labels))[labels])
+    return in_order_of_appearance(_connect(nearest(labels))[labels])
 
 
-def _components(nearest: Labels) -> Labels:
+def _connect(nearest: Labels) -> Labels:
     """Return the connected components of the links i–κ_i, which also connect i and j with κ_i = κ_j.
 
     The algorithm is union-find: the root of a component is its lowest index.
@@ -154,22 +155,22 @@ def _components(nearest: Labels) -> Labels:
     return np.array([root(i) for i in range(len(parent))], dtype=np.int64)
 
 
-def _nearest(cosines: Callable[[slice], Float], has_direction: Bool) -> Labels:
+def _find_nearest(cosines: Callable[[slice], Float], has_direction: Bool) -> Labels:
     """Return κ of each of m vectors from the rows of their cosine matrix; a vector without a neighbour is its own."""
     m = len(has_direction)
-    found = np.arange(m, dtype=np.int64)
+    nearest = np.arange(m, dtype=np.int64)
     for start in range(0, m, _BLOCK):
         block = slice(start, min(start + _BLOCK, m))
         # Rounded distances: partitions from vectors, from their Gram matrix and from rotated vectors must be the same.
         steps = np.rint((1.0 - cosines(block)) / DISTANCE_STEP)
         steps[:, ~has_direction] = np.inf
-        steps[np.arange(block.stop - start), found[block]] = np.inf
+        steps[np.arange(block.stop - start), nearest[block]] = np.inf
         linked = has_direction[block] & np.isfinite(steps).any(axis=1)
-        found[block] = np.where(linked, steps.argmin(axis=1), found[block])
-    return found
+        nearest[block] = np.where(linked, steps.argmin(axis=1), nearest[block])
+    return nearest
 
 
-def _scaled(products: Float, squares: Float, directed: Bool) -> Float:
+def _scale_products(products: Float, squares: Float, directed: Bool) -> Float:
     """Return the inner products after scaling vectors of norms² ``squares`` to length 1, or to 0 if not directed."""
     scale = np.where(directed, 1.0 / np.sqrt(np.where(directed, squares, 1.0)), 0.0)
     return np.asarray(products * scale[:, None] * scale[None, :])
@@ -184,13 +185,9 @@ def _means(values: Float, labels: Labels) -> Float:
     return np.asarray(sums / sizes.reshape(-1, *[1] * (values.ndim - 1)))
 
 
-def _coarsest(levels: Sequence[Labels]) -> Labels:
-    """Return the last level with two clusters or more, or the first level if there is none."""
-    return next((level for level in reversed(levels) if _count(level) > 1), levels[0])
-
-
-def _with_zeros(level: Labels, directed: Bool) -> Labels:
-    """Return the partition with the zero vectors back in their places, each a cluster of its own."""
+def _choose_level(levels: Sequence[Labels], directed: Bool) -> Labels:
+    """Return the last level with two clusters or more, or the first, with each zero vector as a cluster of its own."""
+    level = next((level for level in reversed(levels) if _count(level) > 1), levels[0])
     labels = np.arange(len(directed), dtype=np.int64) + len(level)
     labels[directed] = level
     return in_order_of_appearance(labels)

@@ -87,19 +87,19 @@ def convex(weights: Callable[[Float, Bool], Float]) -> Callable[[Float, Bool], F
     The limit: a row with all its weight on one other site is convex, and reveals that site's prototype.
     """
 
-    def checked(products: Float, holds: Bool) -> Float:
+    def checked_weights(products: Float, holds: Bool) -> Float:
         # Checked at each call, since weights come from a third party's code and depend on what sites upload.
-        found = np.asarray(weights(products, holds), dtype=np.float64)
-        if found.shape != products.shape:
-            raise ValueError(f"weights of shape {found.shape} do not fit Gram matrices of {products.shape}")
+        result = np.asarray(weights(products, holds), dtype=np.float64)
+        if result.shape != products.shape:
+            raise ValueError(f"weights of shape {result.shape} do not fit Gram matrices of {products.shape}")
         among = holds.T[:, :, None] & holds.T[:, None, :]
-        if not np.isfinite(found).all() or (found < 0.0).any() or found[~among].any():
+        if not np.isfinite(result).all() or (result < 0.0).any() or result[~among].any():
             raise ValueError("weights must be finite, at least 0, and 0 where a site does not hold the class")
-        if not np.allclose(found.sum(axis=-1), holds.T, rtol=0.0, atol=_CONVEX):
+        if not np.allclose(result.sum(axis=-1), holds.T, rtol=0.0, atol=_CONVEX):
             raise ValueError("a holder's weights must sum to 1")
-        return found
+        return result
 
-    return checked
+    return checked_weights
 
 
 ROUNDING = 1e-13
@@ -127,7 +127,11 @@ def principal_scores(gram: Float, dimension: int) -> NDArray[np.float64]:
     n = len(gram)
     if not 0 <= dimension <= n:
         raise ValueError(f"dimension must be from 0 to {n}, the number of vectors, not {dimension}")
-    values, vectors = np.linalg.eigh(_double_centred(gram))
+    # H·G·H with H = I − 11ᵀ/n are the inner products of the centred vectors; symmetric to the bit, as eigh assumes.
+    symmetric = (gram + gram.T) / 2.0
+    means = symmetric.mean(axis=0)
+    centred = symmetric - (means[:, None] + means[None, :]) + means.mean()
+    values, vectors = np.linalg.eigh(centred)
     variances = np.where(values > n * resolution(gram), values, 0.0)
     scores = vectors * np.sqrt(variances)
     return np.ascontiguousarray(scores[:, ::-1][:, :dimension])
@@ -152,10 +156,3 @@ def check_gram(gram: Float) -> None:
         raise ValueError("a Gram matrix must be symmetric")
     if np.linalg.eigvalsh(gram).min() < -slack:
         raise ValueError("a Gram matrix must not have a negative eigenvalue")
-
-
-def _double_centred(gram: Float) -> Float:
-    """Return H·G·H with H = I − 11ᵀ/n, the inner products of the centred vectors; symmetric to the bit."""
-    symmetric = (gram + gram.T) / 2.0
-    means = symmetric.mean(axis=0)
-    return np.asarray(symmetric - (means[:, None] + means[None, :]) + means.mean())

@@ -20,18 +20,15 @@ def by_prototype(outputs: Outputs, guide: Guide) -> Tensor:
     """
     match guide:
         case Clusters():
-            return _nearest_cluster(outputs.features, guide)
+            if not len(guide.labels):
+                raise ValueError("no class has a prototype")
+            # Cosines times the sample's norm, which does not change the largest.
+            products = outputs.features @ units(guide.rows).T
+            return guide.labels[products.argmax(dim=1)]
         case Targets() if outputs.decision is None:
             return nearest_prototype(outputs.features, guide)
         case Targets():
             return nearest_prototype(units(outputs.decision), Targets(units(guide.rows), guide.present))
-
-
-def _nearest_cluster(features: Tensor, clusters: Clusters) -> Tensor:
-    if not len(clusters.labels):
-        raise ValueError("no class has a prototype")
-    products = features @ units(clusters.rows).T  # cosines times the sample's norm; argmax is the same
-    return clusters.labels[products.argmax(dim=1)]
 
 
 def nearest_prototype(features: Tensor, targets: Targets) -> Tensor:

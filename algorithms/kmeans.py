@@ -63,7 +63,7 @@ def in_order_of_appearance(labels: Labels) -> Labels:
     return np.asarray(np.argsort(np.argsort(first))[inverse], dtype=np.int64)
 
 
-def means_of(points: Float, labels: Labels) -> Float:
+def compute_centroids(points: Float, labels: Labels) -> Float:
     """Return each cluster's mean, (J, D), for labels 0 … J − 1 none of which is empty."""
     members = np.eye(int(labels.max()) + 1)[labels]
     return np.asarray(members.T @ points / members.sum(axis=0)[:, None])
@@ -74,6 +74,7 @@ def _seeds(points: Float, clusters: int, resolution: float, rng: np.random.Gener
     chosen = [int(rng.integers(len(points)))]
     nearest = _squared_distances(points, points[chosen])[:, 0]
     while len(chosen) < clusters:
+        # Points at rounding's distance from a seed count as equal to it, or a cluster could consist of rounding.
         weights = np.cumsum(np.where(nearest > resolution, nearest, 0.0))
         if not weights[-1] > 0.0:
             break
@@ -89,7 +90,7 @@ def _optimum(points: Float, centres: Float) -> Partition:
     """
     labels = _assign(points, centres)
     for _ in range(_ITERATIONS):
-        before, labels = labels, _assign(points, means_of(points, labels))
+        before, labels = labels, _assign(points, compute_centroids(points, labels))
         if np.array_equal(before, labels):
             break
     for _ in range(_ITERATIONS):
@@ -105,9 +106,9 @@ def _move_one(points: Float, labels: Labels) -> bool:
     cluster of s points costs s/(s + 1)·‖x − mean‖². A point that is alone stays, so that no cluster empties.
     """
     sizes, at = np.bincount(labels), np.arange(len(points))
-    distances = _squared_distances(points, means_of(points, labels))
-    own = sizes[labels]
-    saved = np.where(own > 1, own / np.maximum(own - 1, 1) * distances[at, labels], 0.0)
+    distances = _squared_distances(points, compute_centroids(points, labels))
+    own_size = sizes[labels]
+    saved = np.where(own_size > 1, own_size / np.maximum(own_size - 1, 1) * distances[at, labels], 0.0)
     costs = distances * (sizes / (sizes + 1))
     costs[at, labels] = np.inf
     gains = saved[:, None] - costs
@@ -125,11 +126,12 @@ def _assign(points: Float, centres: Float) -> Labels:
     """
     distances = _squared_distances(points, centres)
     labels = np.asarray(distances.argmin(axis=1), dtype=np.int64)
-    own = distances[np.arange(len(points)), labels]
+    own_distance = distances[np.arange(len(points)), labels]
     for empty in np.setdiff1d(np.arange(len(centres)), labels):
         spare = np.bincount(labels, minlength=len(centres))[labels] > 1
-        farthest = int(np.where(spare, own, -1.0).argmax())
-        labels[farthest], own[farthest] = empty, 0.0
+        farthest = int(np.where(spare, own_distance, -1.0).argmax())
+        labels[farthest] = empty
+        own_distance[farthest] = 0.0
     return labels
 
 
@@ -140,4 +142,4 @@ def _squared_distances(points: Float, centres: Float) -> Float:
 
 
 def _inertia(points: Float, labels: Labels) -> float:
-    return float(np.square(points - means_of(points, labels)[labels]).sum())
+    return float(np.square(points - compute_centroids(points, labels)[labels]).sum())

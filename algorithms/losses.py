@@ -66,17 +66,12 @@ def distance_of_means(features: Tensor, labels: Tensor, targets: Targets) -> Ten
     the gradient is 0. Sums run in the features' own dtype. The limit: a class's mean over a batch's few samples is not
     the class's prototype.
     """
-    differences, _ = _differences_of_means(features, labels, targets)
-    return norms(differences).sum()
-
-
-def _differences_of_means(features: Tensor, labels: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-    """Return P_i^k − P^k, (K, d), zero for a class without a sample or target, and the other classes, bool (K,)."""
     members = functional.one_hot(labels, len(targets.present))
     counts = members.sum(dim=0)
     means = members.to(features.dtype).T @ features / counts.clamp(min=1).unsqueeze(1)
     used = (counts > 0) & targets.present
-    return torch.where(used.unsqueeze(1), means - targets.rows, 0.0), used
+    # Rows of absent classes may be NaN, and 0 · NaN would reach the sum: they are replaced before the norm.
+    return norms(torch.where(used.unsqueeze(1), means - targets.rows, 0.0)).sum()
 
 
 def norms(rows: Tensor) -> Tensor:

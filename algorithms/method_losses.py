@@ -175,6 +175,7 @@ class FedpcLoss:
             return Terms.unaligned(classification)
         distance = distance_of_means if self.literal else mean_square
         aligned = distance(outputs.features, labels, targets)
+        # Equation 4. Without any target γ is 0: the second term has no gradient, and 1 − γ would only scale the first.
         weight = self.alignment * targets.present.any().to(classification.dtype)
         return Terms((1.0 - weight) * classification + weight * aligned, classification, aligned)
 
@@ -214,9 +215,10 @@ class FedplccLoss:
         if clusters is None:
             return Terms.unaligned(classification)
         weights = torch.ones_like(clusters.weights) if self.weights_one else clusters.weights
-        similar = similarities(outputs.features, clusters.rows, self.alpha)
+        similar = similarities(outputs.features, clusters.rows, self.alpha)  # equation 7
         same = same_class(labels, clusters)
-        contra = contrast(similar, same, weights, self.temperature)
+        contra = contrast(similar, same, weights, self.temperature)  # equation 6
+        # Equation 8: only the share φ of the class's clusters with the largest s_α·W_g pulls.
         corr = -mean_over(largest(similar * weights, same, self.share), same.any(dim=1))
         aligned = self.contrast_weight * contra + self.correction_weight * corr
         return Terms(classification + aligned, classification, aligned)

@@ -97,4 +97,5 @@ def personalise(own: Float, peers: Float, alpha: float) -> NDArray[np.float64]:
         raise ValueError(f"alpha must be between 0 and 1, not {alpha}")
     if own.shape != peers.shape:
         raise ValueError(f"own prototypes {own.shape} and the peers' {peers.shape} differ in shape")
+    # Equation 4 with its sum, which the coordinator computed: α and the own prototype never leave the site.
     return np.asarray(alpha * own + (1.0 - alpha) * peers, dtype=np.float64)
