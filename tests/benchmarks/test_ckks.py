@@ -42,5 +42,5 @@ def test_ckks_writes_one_record_for_each_case(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [("--growth", "none"), ("--sites", 2), ("--key-sets", -1)])
-def test_sizes_are_numbers(option: tuple[str, object]) -> None:
+def test_ckks_sizes_that_are_no_numbers_are_refused(option: tuple[str, object]) -> None:
     assert invoke(*option).exit_code == 2

@@ -51,7 +51,7 @@ def test_pairwise_writes_one_record_for_each_case(tmp_path: Path) -> None:
     assert "mathdefault" not in drawn
 
 
-def test_graph_and_words_are_as_asked_for(tmp_path: Path) -> None:
+def test_pairwise_graph_and_words_are_as_given(tmp_path: Path) -> None:
     out = tmp_path / "pairwise.json"
     more = ("--complete-up-to", 6, "--ring-bits", 64)
     done = invoke("--json", out, "--sites", "6,16", "--dropped", 0.25, *more)
@@ -65,7 +65,7 @@ def test_graph_and_words_are_as_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "code"), [(("--sites", "5", "--dropped", 0.4), 1), (("--sites", "1"), 1), (("--sites", "a"), 2)]
 )
-def test_sizes_that_no_group_has(more: tuple[object, ...], code: int) -> None:
+def test_pairwise_sizes_that_no_group_has_are_refused(more: tuple[object, ...], code: int) -> None:
     done = invoke(*more)
     assert done.exit_code == code
     assert "Traceback" not in done.output
@@ -83,7 +83,7 @@ SAME_FOR_ALL = ("round_start", "active_list", "survivor_set", "signed_survivors"
 
 
 @pytest.mark.parametrize("masking", [COMPLETE, SPARSE], ids=["complete", "sparse"])
-def test_sixteen_sites_add_up_though_a_quarter_drops_out(masking: MaskingSection) -> None:
+def test_play_quarter_of_sites_drops_out_and_the_mean_holds(masking: MaskingSection) -> None:
     """Played to the mean over those who stayed, which it checks."""
     assert masking.graph(16, 16).sparse is (masking is SPARSE)
     played = play(16, 2, 3, 4, masking)
@@ -92,7 +92,7 @@ def test_sixteen_sites_add_up_though_a_quarter_drops_out(masking: MaskingSection
     assert len(played.sent_by) == len(played.received_by) == 12
 
 
-def test_bytes_are_those_of_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_play_bytes_are_the_codecs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The median site's bytes are those of all that sites and coordinator encode in round 1, by kind."""
     sites, made = 5, defaultdict[str, list[int]](list)
 
@@ -119,7 +119,7 @@ def test_bytes_are_those_of_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     assert played.received == pytest.approx(received, abs=rest)
 
 
-def test_a_result_that_is_another_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_play_other_mean_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     real = masked_round._check_mean
 
     def over_one(agreement: Agreement, played: MaskedRound, rows: Sequence[Float]) -> None:
@@ -130,7 +130,7 @@ def test_a_result_that_is_another_is_not_timed(monkeypatch: pytest.MonkeyPatch) 
         play(4, 2, 3, 0, COMPLETE)
 
 
-def test_each_signature_is_checked_once_by_whoever_goes_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_play_every_signature_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A site goes by its list of n members in four steps, and by the shares made for it in three."""
     sites, checked = 5, {"presence": 0, "share": 0}
 

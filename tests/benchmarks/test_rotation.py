@@ -49,7 +49,7 @@ def test_rotation_refuses_a_plot_without_growth(tmp_path: Path) -> None:
     assert invoke("--growth", "", "--plot", tmp_path / "x.svg").exit_code == 2
 
 
-def test_answers_that_do_not_turn_back_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotation_other_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     real = RotationSite.unprotect
 
     def off(*arguments: Any) -> Rows:

@@ -32,7 +32,7 @@ def cases_of(path: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def test_flowers_figures_are_the_baseline(tmp_path: Path) -> None:
+def test_secagg_baseline_is_flowers_figures(tmp_path: Path) -> None:
     python, out = tmp_path / "python", tmp_path / "secagg.json"
     python.write_text(FAKE_FLOWER, encoding="utf-8")
     python.chmod(0o755)
@@ -52,7 +52,7 @@ def test_flowers_figures_are_the_baseline(tmp_path: Path) -> None:
         assert traffic["of_float32"] > traffic["sent_of_float32"] > 1
 
 
-def test_a_python_without_flower_is_named() -> None:
+def test_secagg_python_without_flower_is_refused() -> None:
     done = invoke("--flwr-python", sys.executable)
     assert done.exit_code == 1
     assert "pip install flwr" in done.stderr

@@ -52,7 +52,7 @@ def test_train_writes_one_record_for_each_case(tmp_path: Path) -> None:
     assert "peak bytes" in result.stdout
 
 
-def test_parts_can_be_left_out() -> None:
+def test_train_empty_growth_leaves_its_cases_out() -> None:
     result = invoke("--growth", "", "--memory-sites", 0)
     assert result.exit_code == 0, result.output
     assert "growth" not in result.stdout
@@ -60,12 +60,12 @@ def test_parts_can_be_left_out() -> None:
 
 
 @pytest.mark.parametrize("growth", ["five", "0", "5,-1"])
-def test_growth_is_numbers_of_sites(growth: str) -> None:
+def test_train_growth_that_is_no_number_is_refused(growth: str) -> None:
     assert invoke("--growth", growth).exit_code == 2
 
 
 @pytest.mark.full
-def test_real_digits(tmp_path: Path) -> None:
+def test_train_mnist_files_are_used(tmp_path: Path) -> None:
     """MNIST's own files, of which the test makes small ones."""
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
@@ -83,14 +83,14 @@ def test_real_digits(tmp_path: Path) -> None:
     assert record_of(out)["cases"][0]["data"] == "mnist"
 
 
-def test_no_digits_where_they_should_be(tmp_path: Path) -> None:
+def test_train_missing_mnist_files_are_named(tmp_path: Path) -> None:
     result = invoke("--data-root", tmp_path)
     assert result.exit_code == 1
     assert "MNIST" in result.stderr
     assert result.stderr.count("Error: ") == 1
 
 
-def test_a_ratio_is_of_pairs() -> None:
+def test_case_ratio_is_the_median_over_pairs() -> None:
     """A slow minute meets both ways, and does not make one of them look slow."""
     ours = [Spent(1.0, 1.0), Spent(10.0, 1.0), Spent(1.0, 2.0)]
     case = Case({"case": "x"}, ours, baseline=[Spent(2.0, 3.0), Spent(20.0, 3.0), Spent(3.0, 3.0)])
@@ -99,14 +99,14 @@ def test_a_ratio_is_of_pairs() -> None:
     assert case.as_json() == {"case": "x", **seconds, "repeats": 3}
 
 
-def test_by_turns() -> None:
+def test_compare_runs_both_sides_by_turns() -> None:
     turns: list[str] = []
     case = compare({}, lambda: turns.append("ours"), lambda: turns.append("baseline"), repeats=2)
     assert turns == ["baseline", "ours"] * 3
     assert len(case.spent) == len(case.baseline) == 2
 
 
-def test_no_number_is_no_json(tmp_path: Path) -> None:
+def test_write_record_nan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write_record(tmp_path / "x.json", {"seconds": float("nan")})
 
@@ -118,7 +118,7 @@ def _grown(numbers: int) -> int:
 
 
 @pytest.mark.full
-def test_memory_grows_with_what_is_kept() -> None:
+def test_peak_memory_grows_with_what_is_kept() -> None:
     """Memory is measured in a fresh process, since earlier allocations of this one would hide growth."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         assert fresh.submit(_grown, 2**25).result() > 2**25 * 8 / 2
@@ -135,7 +135,7 @@ def test_train_runs_every_network(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_hundred_sites_of_fedpcs_network_fit() -> None:
+def test_train_hundred_sites_fit_in_memory() -> None:
     """100 sites × the network for CIFAR-10, with its 50 000 images among them, in 4 GiB; here of a step each."""
     plan = TrainingBenchmark(*(1, 1, 10, 1), growth=(), memory_sites=100, memory_samples=20, device="cpu")
     *_, case = measure(plan)

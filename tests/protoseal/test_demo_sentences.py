@@ -46,7 +46,7 @@ def result(*accuracies: tuple[float, float, float], found: bool = False) -> RunR
     )
 
 
-def test_sites_that_do_better_than_under_both_controls_are_counted() -> None:
+def test_closing_sentences_count_sites_ahead_of_both_controls() -> None:
     gain, _, _ = closing_sentences(result((0.9, 0.7, 0.8), (0.8, 0.6, 0.9)), ENCRYPTED)
     assert "did not gain" in gain  # 85 % as under self
     gain, _, _ = closing_sentences(result((0.9, 0.7, 0.8), (0.9, 0.6, 0.7)), ENCRYPTED)
@@ -55,12 +55,12 @@ def test_sites_that_do_better_than_under_both_controls_are_counted() -> None:
     assert [share in gain for share in ("90.0 %", "65.0 %", "75.0 %")] == [True] * 3
 
 
-def test_a_site_behind_one_control_does_not_count() -> None:
+def test_closing_sentences_site_behind_one_control_is_not_ahead() -> None:
     gain, _, _ = closing_sentences(result((0.9, 0.7, 0.8), (0.8, 0.6, 0.81)), ENCRYPTED)
     assert "1 of 2 did better" in gain
 
 
-def test_uploads_are_described_as_they_were() -> None:
+def test_closing_sentences_describe_uploads_by_kind() -> None:
     run = result((0.9, 0.7, 0.8), (0.9, 0.7, 0.8))
     _, sent, seen = closing_sentences(run, ENCRYPTED)
     assert "1.0 to 2.0 MB" in sent
@@ -76,7 +76,7 @@ def test_uploads_are_described_as_they_were() -> None:
     assert "no prototype or model in clear" in sent
 
 
-def test_the_coordinator_saw_what_its_recording_shows() -> None:
+def test_closing_sentences_found_prototype_is_said() -> None:
     run = (0.9, 0.7, 0.8)
     seen = closing_sentences(result(run), ENCRYPTED)[2]
     assert ("found no prototype" in seen, "which classes" in seen) == (True, True)
@@ -85,6 +85,6 @@ def test_the_coordinator_saw_what_its_recording_shows() -> None:
 
 
 @pytest.mark.parametrize("missing", [{"coordinator_view": ()}, {"mean_accuracy": None}])
-def test_nothing_is_said_of_a_run_without_a_search_or_a_test(missing: dict[str, Any]) -> None:
+def test_closing_sentences_run_without_search_or_test_is_refused(missing: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"accuracy|unpack"):
         closing_sentences(result((0.9, 0.7, 0.8)).model_copy(update=missing), ENCRYPTED)

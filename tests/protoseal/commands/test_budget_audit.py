@@ -29,7 +29,7 @@ def audit(folder: Path, *options: str) -> Result:
 
 
 @pytest.mark.full
-def test_folder_with_seeds_and_compared_methods_is_audited_run_by_run(tmp_path: Path) -> None:
+def test_audit_run_folder_of_seeds_and_methods_audits_each_run(tmp_path: Path) -> None:
     of_many = {
         "compare": ("fedproto", "local"),
         "seeds": (0, 1),
@@ -50,7 +50,7 @@ def test_folder_with_seeds_and_compared_methods_is_audited_run_by_run(tmp_path: 
 @pytest.mark.parametrize(
     ("keeps", "verdict"), [(True, "refuted"), (False, "refuted"), (None, "too weak to tell")]
 )
-def test_verdict_decides_the_exit_code(
+def test_audit_run_verdict_decides_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool | None, verdict: str
 ) -> None:
     """A tenth of the noise shows with and without kept releases; a true run without any stays open."""
@@ -63,7 +63,7 @@ def test_verdict_decides_the_exit_code(
 
 
 @pytest.mark.full
-def test_simulation_of_a_file_for_each_site_is_audited(tmp_path: Path) -> None:
+def test_audit_run_simulation_of_a_file_for_each_site_stands(tmp_path: Path) -> None:
     images, labels = load_digits(return_X_y=True)
     (tmp_path / "data").mkdir()
     for site in range(3):
@@ -79,7 +79,7 @@ def test_simulation_of_a_file_for_each_site_is_audited(tmp_path: Path) -> None:
     assert audit(tmp_path / "run").exit_code == EXIT_CODES["stands"]
 
 
-def test_folder_that_is_no_simulation_is_an_error(tmp_path: Path) -> None:
+def test_audit_run_folder_of_anything_else_is_refused(tmp_path: Path) -> None:
     result = audit(tmp_path)
     assert result.exit_code == 1
     assert "simulation.json" in result.stderr

@@ -22,6 +22,7 @@ from protoseal.commands.simulate import simulate as simulate_command
 from protoseal.reports.privacy_statement import NO_GUARANTEE
 from protoseal.reports.report import write_report
 from protoseal.reports.result_files import read_result
+from protoseal.simulation import experiment
 from tests.support.composed import epsilon
 
 FILE = """
@@ -69,7 +70,7 @@ Evaluated = tuple[Path, dict[str, Any]]
 
 
 @pytest.mark.full
-def test_every_epsilon_gets_the_noise_that_it_asks_for(evaluated: Evaluated) -> None:
+def test_evaluate_every_epsilon_gets_its_noise(evaluated: Evaluated) -> None:
     _, found = evaluated
     assert (found["complete"], found["delta"], found["unit"]) == (True, 1e-5, "record")
     noisy = [run for run in found["runs"] if run["epsilon"] is not None]
@@ -88,7 +89,7 @@ def test_every_epsilon_gets_the_noise_that_it_asks_for(evaluated: Evaluated) -> 
 
 
 @pytest.mark.full
-def test_infinity_is_the_same_without_privacy(evaluated: Evaluated) -> None:
+def test_evaluate_infinity_equals_a_run_without_privacy(evaluated: Evaluated) -> None:
     folder, found = evaluated
     exact = [run for run in found["runs"] if run["epsilon"] is None]
     assert [run["seed"] for run in exact] == [0, 4]
@@ -100,7 +101,7 @@ def test_infinity_is_the_same_without_privacy(evaluated: Evaluated) -> None:
 
 
 @pytest.mark.full
-def test_levels_summarise_the_metrics_of_their_runs(evaluated: Evaluated) -> None:
+def test_evaluate_levels_summarise_their_runs_metrics(evaluated: Evaluated) -> None:
     folder, found = evaluated
     assert [(level["epsilon"], level["noise"]) for level in found["levels"]] == [
         (2, "local"),
@@ -129,7 +130,7 @@ def test_levels_summarise_the_metrics_of_their_runs(evaluated: Evaluated) -> Non
 
 
 @pytest.mark.full
-def test_page_and_table_say_that_features_train_at_infinity_alone(
+def test_evaluate_frozen_features_are_noted_on_page_and_table(
     evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, found = evaluated
@@ -148,7 +149,7 @@ def test_page_and_table_say_that_features_train_at_infinity_alone(
 
 @pytest.mark.full
 @pytest.mark.parametrize(("features", "mixed"), [("frozen", True), ("private", False), ("trained", False)])
-def test_a_loss_is_of_freezing_where_features_were_frozen(
+def test_evaluate_frozen_features_name_the_loss_as_freezing(
     evaluated: Evaluated, features: str, mixed: bool
 ) -> None:
     _, found = evaluated
@@ -160,7 +161,7 @@ def test_a_loss_is_of_freezing_where_features_were_frozen(
 
 
 @pytest.mark.full
-def test_the_page_stands_alone(evaluated: Evaluated) -> None:
+def test_evaluate_page_loads_nothing(evaluated: Evaluated) -> None:
     folder, found = evaluated
     page = (folder / "out" / "evaluate.html").read_text(encoding="utf-8")
     assert "data:image/svg+xml;base64," in page
@@ -173,7 +174,7 @@ def test_the_page_stands_alone(evaluated: Evaluated) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("there", [slice(None), slice(2, 3), slice(0, 1)], ids=["all", "infinity", "one"])
-def test_the_plot_shows_every_place(
+def test_evaluate_plot_shows_every_level(
     evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch, there: slice
 ) -> None:
     """The first runs, those at ∞, have nothing else beside them in the plot."""
@@ -188,7 +189,7 @@ def test_the_plot_shows_every_place(
 
 
 @pytest.mark.full
-def test_pages_have_one_frame(evaluated: Evaluated) -> None:
+def test_evaluate_page_has_the_reports_frame(evaluated: Evaluated) -> None:
     folder, found = evaluated
     own = folder / "out" / "evaluate.html"
     pages = [
@@ -203,7 +204,7 @@ def test_pages_have_one_frame(evaluated: Evaluated) -> None:
 
 
 @pytest.mark.full
-def test_a_runs_report_says_what_the_run_spent(evaluated: Evaluated) -> None:
+def test_evaluate_run_report_states_what_was_spent(evaluated: Evaluated) -> None:
     """Runs at ∞ have no guarantee; the others have ε and δ as the sites' ledgers have them."""
     folder, found = evaluated
     for run in found["runs"]:
@@ -218,9 +219,9 @@ def test_a_runs_report_says_what_the_run_spent(evaluated: Evaluated) -> None:
 
 
 @pytest.mark.full
-def test_runs_that_are_there_are_not_run_again(evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_second_start_repeats_no_run(evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, found = evaluated
-    monkeypatch.setattr("protoseal.simulation.experiment.LocalFederation", None)
+    monkeypatch.setattr(experiment, "LocalFederation", None)
     again = evaluate(folder, "--epsilons", "2,inf", "--seeds", "0,4", "--json")
     assert again.exit_code == 0, again.output
     kept = [run for run in found["runs"] if run["epsilon"] != 100]
@@ -236,7 +237,7 @@ def test_runs_that_are_there_are_not_run_again(evaluated: Evaluated, monkeypatch
         )
 
 
-def test_the_largest_epsilon_comes_first_and_infinity_once() -> None:
+def test_evaluate_runs_largest_epsilon_first_and_infinity_once() -> None:
     asked = request_runs((1.0, float("inf"), 3.0, 1.0), ("local", "distributed"), (7,))
     assert [each.folder for each in asked] == [
         "runs/epsilon-inf/seed-7",
@@ -247,7 +248,7 @@ def test_the_largest_epsilon_comes_first_and_infinity_once() -> None:
     ]
 
 
-def test_options_are_those_of_simulate() -> None:
+def test_evaluate_has_the_options_of_simulate() -> None:
     own = {each.name: each for each in evaluate_command.params}
     shared = [each for each in simulate_command.params if own.get(each.name) is each]
     left_out = {each.name for each in simulate_command.params} - {each.name for each in shared}
@@ -276,7 +277,7 @@ def test_evaluate_refuses_impossible_arguments_without_a_run(
 
 
 @pytest.mark.full
-def test_infinity_may_have_settings_of_its_own(tmp_path: Path) -> None:
+def test_evaluate_at_inf_changes_infinity_alone(tmp_path: Path) -> None:
     """Settings for infinity apply to its runs and to no others, and the output names them."""
     done = evaluate(
         tmp_path, "--epsilons", "inf,50", "--at-inf", "training.lr=0.05", "--seeds", "1", "--json"
@@ -310,7 +311,7 @@ def test_infinity_may_have_settings_of_its_own(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_infinity_is_to_be_of_the_same_records(tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_evaluate_at_inf_other_records_are_refused(tmp_path: Path, arguments: list[str], told: str) -> None:
     done = evaluate(tmp_path, *arguments)
     assert done.exit_code != 0
     assert told in " ".join(done.output.split())

@@ -60,7 +60,7 @@ def failure(*arguments: object) -> str:
     return result.stderr.splitlines()[-1]
 
 
-def test_show_says_what_was_spent_on_what_and_what_remains(path: Path) -> None:
+def test_show_prints_what_was_spent_and_remains(path: Path) -> None:
     ledger, before = open_ledger(path), path.read_bytes()
     shown = output_of("show", path)
     releases, steps = (count_possible(ledger, event) for event in ledger.history[1:])
@@ -78,7 +78,7 @@ def test_show_says_what_was_spent_on_what_and_what_remains(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_show_gives_all_of_it_as_json(path: Path) -> None:
+def test_show_json_has_every_entry_and_decision(path: Path) -> None:
     ledger = open_ledger(path)
     shown = json.loads(output_of("show", path, "--json"))
     assert {name: shown[name] for name in ("dataset", "epsilon_limit", "delta", "unit", "neighbours")} == {
@@ -101,7 +101,7 @@ def test_show_gives_all_of_it_as_json(path: Path) -> None:
     assert shown["anchor"] == str(ledger.anchor)
 
 
-def test_a_ledger_of_which_nothing_is_spent(tmp_path: Path) -> None:
+def test_show_ledger_without_entries_has_all_of_it_left(tmp_path: Path) -> None:
     open_ledger(tmp_path / "new.ledger")
     shown = output_of("show", tmp_path / "new.ledger")
     assert "epsilon spent     0\n" in shown
@@ -111,7 +111,7 @@ def test_a_ledger_of_which_nothing_is_spent(tmp_path: Path) -> None:
     assert "Entries: 0;" in output_of("verify", tmp_path / "new.ledger")
 
 
-def test_verify_tells_a_whole_ledger_from_a_changed_and_from_an_older_one(path: Path) -> None:
+def test_verify_changed_or_older_ledger_is_refused(path: Path) -> None:
     ledger, older = open_ledger(path), path.read_bytes()
     assert "The chain holds. Entries: 3;" in output_of("verify", path)
     kept = ledger.spend(spending(4))
@@ -125,7 +125,7 @@ def test_verify_tells_a_whole_ledger_from_a_changed_and_from_an_older_one(path: 
         assert "line 3 was changed" in failure(command, path)
 
 
-def test_verify_tells_of_an_unfinished_entry_and_leaves_it(path: Path) -> None:
+def test_verify_torn_end_exits_3_and_changes_nothing(path: Path) -> None:
     torn = path.read_bytes()[:-7]
     path.write_bytes(torn)
     said = output_of("verify", path, code=TORN)
@@ -136,7 +136,7 @@ def test_verify_tells_of_an_unfinished_entry_and_leaves_it(path: Path) -> None:
     assert path.read_bytes() == torn
 
 
-def test_verify_tells_a_crash_from_a_cut_by_anchors_and_knows_when_it_cannot(tmp_path: Path) -> None:
+def test_verify_torn_end_anchor_tells_a_crash_from_a_cut(tmp_path: Path) -> None:
     """The end is torn in the same way: while entry 2 was written, and after it was acknowledged."""
     path = tmp_path / "scans.ledger"
     ledger = open_ledger(path)
@@ -160,9 +160,7 @@ def test_verify_tells_a_crash_from_a_cut_by_anchors_and_knows_when_it_cannot(tmp
     assert path.read_bytes() == torn
 
 
-def test_allow_refuses_an_incomplete_line_that_no_stored_anchor_explains(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_allow_torn_end_without_anchor_is_refused(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The acknowledged last line is cut: another line in its place would end NO GUARANTEE."""
     decision = ("allow", path, "--epsilon", "3.1", "--reason", "tidy")
     earlier = read_account(path).anchor
@@ -179,7 +177,7 @@ def test_allow_refuses_an_incomplete_line_that_no_stored_anchor_explains(
     assert "no anchor that was compared has it" in caplog.text
 
 
-def test_an_entry_in_place_of_an_incomplete_line_claims_no_crash_if_no_anchor_was_compared(
+def test_spend_over_torn_end_without_anchor_claims_no_crash(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.write_bytes(path.read_bytes()[:-40])
@@ -188,7 +186,7 @@ def test_an_entry_in_place_of_an_incomplete_line_claims_no_crash_if_no_anchor_wa
     assert "nothing was released" not in caplog.text
 
 
-def test_show_says_unknown_guarantee_after_a_torn_end(tmp_path: Path) -> None:
+def test_show_torn_end_has_an_unknown_guarantee(tmp_path: Path) -> None:
     """A line that was shortened later looks the same: that exact values left may have stood there."""
     torn = tmp_path / "torn.ledger"
     open_ledger(torn).record_exposure("run-7", bytes(32))
@@ -196,9 +194,7 @@ def test_show_says_unknown_guarantee_after_a_torn_end(tmp_path: Path) -> None:
     assert json.loads(output_of("show", torn, "--json"))["guarantee"].startswith("unknown")
 
 
-def test_show_and_verify_refuse_missing_ledgers_and_bad_anchors_in_one_line(
-    path: Path, tmp_path: Path
-) -> None:
+def test_show_and_verify_missing_ledger_or_bad_anchor_is_one_line(path: Path, tmp_path: Path) -> None:
     assert "is not there" in failure("verify", tmp_path / "none.ledger")
     (tmp_path / "empty").touch()
     assert "data set" in failure("show", tmp_path / "empty")
@@ -207,7 +203,7 @@ def test_show_and_verify_refuse_missing_ledgers_and_bad_anchors_in_one_line(
 
 
 @pytest.mark.parametrize("linked", [False, True], ids=["file", "link"])
-def test_an_entry_that_the_site_has_shown_and_the_ledger_lacks_is_told(tmp_path: Path, linked: bool) -> None:
+def test_ledger_without_a_shown_entry_is_refused_by_its_number(tmp_path: Path, linked: bool) -> None:
     """The line that exact values left, torn: no command takes what is left for the ledger, or writes after it."""
     real = tmp_path / "scans.ledger"
     named = tmp_path / "link.ledger" if linked else real
@@ -234,7 +230,7 @@ def test_verify_needs_no_accountant(path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "The chain holds" in output_of("verify", path)
 
 
-def test_allow_changes_the_limit_by_a_line_with_its_reason(path: Path) -> None:
+def test_allow_new_limit_is_a_line_with_its_reason(path: Path) -> None:
     before = path.read_bytes()
     said = output_of("allow", path, "--epsilon", 8, "--reason", "ethics board, 3 March")
     assert (
@@ -258,7 +254,7 @@ def test_allow_changes_the_limit_by_a_line_with_its_reason(path: Path) -> None:
     assert "The chain holds. Entries: 5;" in output_of("verify", path)
 
 
-def test_allow_changes_the_accountant_and_keeps_the_rest(path: Path) -> None:
+def test_allow_new_accountant_keeps_the_limit(path: Path) -> None:
     said = output_of(
         "allow", path, "--accountant", "renyi-filter", "--reason", "the next run follows from this one"
     )
@@ -267,7 +263,7 @@ def test_allow_changes_the_accountant_and_keeps_the_rest(path: Path) -> None:
     assert "it stays" in failure("allow", path, "--accountant", "pld", "--reason", "back")
 
 
-def test_allow_refuses_what_is_no_decision_and_leaves_the_ledger(path: Path, tmp_path: Path) -> None:
+def test_allow_impossible_limit_leaves_the_ledger(path: Path, tmp_path: Path) -> None:
     before = path.read_bytes()
     assert "--reason" in failure("allow", path, "--epsilon", 8)
     assert "printable" in failure("allow", path, "--epsilon", 8, "--reason", " ")
@@ -280,7 +276,7 @@ def test_allow_refuses_what_is_no_decision_and_leaves_the_ledger(path: Path, tmp
     assert not (tmp_path / "none").exists()
 
 
-def test_a_data_sets_name_does_not_look_like_lines_of_show(tmp_path: Path) -> None:
+def test_show_name_with_line_ends_stays_in_one_line(tmp_path: Path) -> None:
     forged = tmp_path / "forged.jsonl"
     open_ledger(forged, dataset="scans\nguarantee         for all")
     shown = output_of("show", forged).splitlines()
@@ -296,14 +292,14 @@ def test_show_prints_infinite_epsilon_as_inf_and_null(path: Path, monkeypatch: p
     assert json.loads(output_of("show", path, "--json"))["epsilon_spent"] is None
 
 
-def test_show_says_what_the_guarantee_rests_on_where_the_site_gave_its_word(tmp_path: Path) -> None:
+def test_show_planned_accountant_names_its_assumption(tmp_path: Path) -> None:
     path = tmp_path / "new.ledger"
     open_ledger(path, limit=replace(LIMIT, accountant=Accounting.PLANNED))
     guarantee = json.loads(output_of("show", path, "--json"))["guarantee"]
     assert guarantee.endswith("if all its agreements were fixed before the first release")
 
 
-def test_show_says_of_which_runs_exact_values_left(tmp_path: Path) -> None:
+def test_show_exact_runs_have_no_guarantee(tmp_path: Path) -> None:
     path = tmp_path / "new.ledger"
     open_ledger(path)
     as_json = json.loads(output_of("show", path, "--json"))
@@ -318,7 +314,7 @@ def test_show_says_of_which_runs_exact_values_left(tmp_path: Path) -> None:
     assert shown.startswith("NO GUARANTEE")
 
 
-def test_show_says_that_an_earlier_ledger_is_lost(tmp_path: Path) -> None:
+def test_show_lost_ledger_has_no_guarantee(tmp_path: Path) -> None:
     path = tmp_path / "new.ledger"
     open_ledger(path).record_loss(17)
     shown, as_json = output_of("show", path), json.loads(output_of("show", path, "--json"))
@@ -336,7 +332,7 @@ def site(folder: Path, budget: dict[str, Any] | None, **agreed: Any) -> Path:
     return write(folder / "site.toml", {"agreement": "agreement.toml"} | SITE | own)
 
 
-def test_a_ledger_and_the_sites_file_give_one_statement(tmp_path: Path) -> None:
+def test_statement_of_ledger_equals_that_of_the_sites_file(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "scans.jsonl", "scans", Limit(3.0, 1e-5), epsilon=exact_epsilon)
     ledger.spend(
         Spending(
@@ -359,7 +355,7 @@ def test_a_ledger_and_the_sites_file_give_one_statement(tmp_path: Path) -> None:
     assert (tmp_path / "scans.jsonl").read_bytes() == before
 
 
-def test_a_site_without_a_ledger_has_a_statement_without_a_guarantee(tmp_path: Path) -> None:
+def test_statement_site_without_ledger_has_no_guarantee(tmp_path: Path) -> None:
     done = statement("--config", site(tmp_path, None))
     assert done.exit_code == 0, done.output
     text = " ".join(done.stdout.split())
@@ -368,7 +364,7 @@ def test_a_site_without_a_ledger_has_a_statement_without_a_guarantee(tmp_path: P
     assert "Everything that this site sent" in text
 
 
-def test_neither_and_both_sources_are_refused(tmp_path: Path) -> None:
+def test_statement_neither_or_both_sources_are_refused(tmp_path: Path) -> None:
     config = site(tmp_path, None)
     for arguments in ((), (tmp_path / "scans.jsonl", "--config", config)):
         assert statement(*arguments).exit_code == 2
@@ -376,7 +372,7 @@ def test_neither_and_both_sources_are_refused(tmp_path: Path) -> None:
     assert (missing.exit_code, len(missing.stderr.splitlines())) == (1, 1)
 
 
-def test_names_in_a_ledger_cannot_add_to_the_page(tmp_path: Path) -> None:
+def test_statement_names_with_markup_are_escaped(tmp_path: Path) -> None:
     Ledger(tmp_path / "a.jsonl", "<b>x</b>\nWhat is protected", Limit(3.0, 1e-5), epsilon=exact_epsilon)
     assert statement(tmp_path / "a.jsonl", "--out", tmp_path).exit_code == 0
     page = (tmp_path / "privacy-statement.html").read_text(encoding="utf-8")

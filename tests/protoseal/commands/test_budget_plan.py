@@ -46,7 +46,7 @@ def test_plan_solves_for_the_releases_and_their_cost() -> None:
     assert cost["epsilon"] == epsilon([GaussianRelease(noise, 5130)] * 40, 1e-5)
 
 
-def test_training_is_composed_beside_releases() -> None:
+def test_plan_dp_sgd_is_composed_with_releases() -> None:
     found = planned("--releases", 10, "--noise-multiplier", 8, *DP_SGD)
     training = DpSgd(2.0, 0.05, 100)
     assert found["dp_sgd"] == {"noise_multiplier": 2.0, "sampling_rate": 0.05, "steps": 100}
@@ -55,7 +55,7 @@ def test_training_is_composed_beside_releases() -> None:
     assert "DP-SGD alone costs" in refusal("--epsilon", 0.5, "--releases", 10, *DP_SGD)
 
 
-def test_the_query_decides_on_errors_and_coordinates() -> None:
+def test_plan_dim_decides_coordinates_and_count_weight() -> None:
     arguments = ("--epsilon", 3, "--releases", 10, "--records", 300)
     found = planned(*arguments, "--dim", 64)
     assert (found["clip"], found["coordinates"]) == (1, 10 * 65)
@@ -72,7 +72,7 @@ def test_plan_prints_budget_noise_and_errors() -> None:
     assert "give --records" in plan("--epsilon", 3, "--releases", 1).stderr
 
 
-def test_the_first_sentence_says_what_is_protected_how_surely_and_at_what_cost() -> None:
+def test_plan_first_sentence_states_unit_recognition_and_cost() -> None:
     found = planned("--epsilon", 3, "--releases", 20, "--records", "50,500")
     power = NORMAL.cdf(math.sqrt(20) / found["noise_multiplier"] - NORMAL.inv_cdf(0.99))
     assert found["recognised"] == pytest.approx(power, rel=1e-4)
@@ -93,7 +93,7 @@ def test_the_first_sentence_says_what_is_protected_how_surely_and_at_what_cost()
     assert planned("--epsilon", 3, "--releases", 20, *DP_SGD)["recognised"] > 0.04
 
 
-def test_values_that_nobody_gave_are_named_as_assumed() -> None:
+def test_plan_values_not_given_are_listed_as_assumed() -> None:
     silent = planned("--epsilon", 3, "--releases", 1)
     weight = silent["count_weight"]
     assert silent["assumed"] == {
@@ -114,7 +114,7 @@ def test_values_that_nobody_gave_are_named_as_assumed() -> None:
     assert f"planned on {silent['made']}" in plan("--epsilon", 3, "--releases", 1).stdout
 
 
-def test_a_delta_that_is_no_guarantee_is_refused() -> None:
+def test_plan_delta_beyond_one_record_is_refused() -> None:
     told = refusal("--epsilon", 3, "--releases", 1, "--delta", 0.02, "--records", "50,5000")
     assert "one of 50 records" in told
     found = planned("--epsilon", 3, "--releases", 1, "--delta", 0.001, "--records", "50,5000")
@@ -125,7 +125,9 @@ def test_a_delta_that_is_no_guarantee_is_refused() -> None:
     ("unit", "whole"),
     [((), 1000), (("--unit", "subject", "--classes-of-one", 5), 200), (("--unit", "site"), None)],
 )
-def test_delta_is_held_against_all_classes_of_a_site(unit: tuple[object, ...], whole: int | None) -> None:
+def test_plan_delta_is_compared_with_all_classes_of_a_site(
+    unit: tuple[object, ...], whole: int | None
+) -> None:
     """Records and subjects are of one class; sites have all of them."""
     found = planned("--epsilon", 3, "--releases", 1, "--delta", 0.006, "--records", 100, *unit)
     assert any("is no guarantee for" in each for each in found["warnings"]) is (whole is not None)
@@ -154,9 +156,7 @@ def test_plan_refuses_impossible_arguments_in_one_line(arguments: tuple[object, 
 
 @pytest.mark.parametrize("more", [(), ("--json",), ("--records", 50)])
 @pytest.mark.parametrize("noise", [1, 0.001])
-def test_no_release_within_the_budget_is_one_message_and_no_plan(
-    more: tuple[object, ...], noise: float
-) -> None:
+def test_plan_no_release_within_the_budget_is_refused(more: tuple[object, ...], noise: float) -> None:
     done = plan("--epsilon", 0.1, "--noise-multiplier", noise, *more)
     assert (done.exit_code, done.stdout) == (1, "")
     [told] = done.stderr.splitlines()
@@ -166,7 +166,7 @@ def test_no_release_within_the_budget_is_one_message_and_no_plan(
     assert planned("--epsilon", 0.1, "--releases", 1)["spent"] <= 0.1  # what it says to give
 
 
-def test_no_release_beside_training_is_told_with_what_both_cost() -> None:
+def test_plan_no_release_beside_training_states_both_costs() -> None:
     alone, both = (
         epsilon([DpSgd(2.0, 0.05, 100), *releases], 1e-5) for releases in ([], [GaussianRelease(1.0, 5130)])
     )
@@ -174,7 +174,7 @@ def test_no_release_beside_training_is_told_with_what_both_cost() -> None:
     assert f"multiplier 1 and DP-SGD would cost ε = {both:.4g}" in told
 
 
-def test_without_the_site_extra_it_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_without_the_site_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(sys.modules):
         if name.partition(".")[0] == "dp_accounting" or name.startswith("secure_client.privacy"):
             monkeypatch.delitem(sys.modules, name)
@@ -184,9 +184,7 @@ def test_without_the_site_extra_it_names_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("unit", "of_one"), [("subject", 1), ("site", 10)])
-def test_a_unit_costs_what_a_record_does_and_counts_less_the_more_classes_it_has(
-    unit: str, of_one: int
-) -> None:
+def test_plan_unit_of_more_classes_counts_less(unit: str, of_one: int) -> None:
     arguments = ("--epsilon", 3, "--releases", 20, "--records", 500, "--dim", 64)
     by_record, found = planned(*arguments), planned(*arguments, "--unit", unit)
     assert (found["unit"], found["classes_of_one"]) == (unit, of_one)
@@ -200,7 +198,7 @@ def test_a_unit_costs_what_a_record_does_and_counts_less_the_more_classes_it_has
     assert f"{unit}s of a class" in told.stdout
 
 
-def test_delta_and_warnings_are_of_the_unit() -> None:
+def test_plan_delta_and_warnings_name_the_unit() -> None:
     arguments = ("--epsilon", 3, "--releases", 1, "--unit", "subject")
     assert "one over the subjects of the smallest data set" in plan(*arguments).stderr
     assert "sites of a run" in plan(*arguments[:-1], "site").stderr
@@ -209,12 +207,12 @@ def test_delta_and_warnings_are_of_the_unit() -> None:
 
 
 @pytest.mark.parametrize(("unit", "of_one"), [("record", 2), ("subject", 11), ("site", 11)])
-def test_no_unit_has_more_classes_than_there_are(unit: str, of_one: int) -> None:
+def test_plan_unit_of_more_classes_than_agreed_is_refused(unit: str, of_one: int) -> None:
     told = refusal("--epsilon", 3, "--releases", 1, "--unit", unit, "--classes-of-one", of_one)
     assert f"one {unit} has records of" in told
 
 
-def test_subjects_of_a_sites_own_data_are_counted_class_by_class(tmp_path: Path) -> None:
+def test_plan_counts_of_counts_subjects_by_class(tmp_path: Path) -> None:
     """Ann has records of both classes, Bob of one, Carl of the other; each has several."""
     file = tmp_path / "own.npz"
     subjects, labels = (
@@ -236,7 +234,7 @@ def test_subjects_of_a_sites_own_data_are_counted_class_by_class(tmp_path: Path)
     assert "has no subjects" in refusal(*arguments, "--unit", "subject")
 
 
-def test_the_unit_is_the_agreements_unless_another_is_asked_about(tmp_path: Path) -> None:
+def test_plan_unit_is_the_agreements_unless_given(tmp_path: Path) -> None:
     file = tmp_path / "agreed.toml"
     text = (Path(__file__).parents[3] / "deploy" / "samples" / "agreement-private.toml").read_text("utf-8")
     file.write_text(text.replace("\n[privacy]", '\n[privacy]\nunit = "site"'), "utf-8")
@@ -260,11 +258,11 @@ USUAL = ("--releases", 20, "--records", 500)
         ((*USUAL, "--noise-multiplier", 6, "--dp-sgd", 0.1, 1e-5, 3), "more than any ε"),
     ],
 )
-def test_a_plan_of_what_is_far_out_is_refused(options: tuple[object, ...], reason: str) -> None:
+def test_plan_numbers_beyond_any_float_are_refused(options: tuple[object, ...], reason: str) -> None:
     assert reason in refusal(*options)
 
 
-def test_more_than_any_budget_is_planned_as_much_as_is_told() -> None:
+def test_plan_epsilon_beyond_any_use_is_planned() -> None:
     assert planned(*USUAL, "--epsilon", 1e300)["noise_multiplier"] == pytest.approx(0.1166, abs=1e-4)
 
 
@@ -280,20 +278,20 @@ def test_more_than_any_budget_is_planned_as_much_as_is_told() -> None:
         (DpSgd(1.0, 1e-200, 3), 0.0, 1e-3),
     ],
 )
-def test_the_accountant_answers_for_any_event(event: Event, least: float, most: float) -> None:
+def test_epsilon_extreme_event_has_an_answer(event: Event, least: float, most: float) -> None:
     assert least <= epsilon([event, event], 1e-5) <= most
     assert delta_of([event, event], 1.0) <= (1.0 if least else 1e-5)
     assert (delta_of([event, event], 1.0) == 1.0) is bool(least)
 
 
-def test_agreements_have_no_more_steps_than_an_event() -> None:
-    with pytest.raises(ValueError, match=r"greater than or equal to 0\.000001"):
+def test_dp_sgd_section_most_steps_make_an_event() -> None:
+    with pytest.raises(ValueError, match="sampling_rate"):
         DpSgdSection(noise_multiplier=1.0, clip=1.0, sampling_rate=1e-7)
     most = DpSgdSection(noise_multiplier=1.0, clip=1.0, sampling_rate=1e-6).steps(10**6)
     assert DpSgd(1.0, 1e-6, most * 100_000).steps == most * 100_000
 
 
-def test_labels_that_are_no_classes_are_not_counted(tmp_path: Path) -> None:
+def test_plan_counts_of_labels_beyond_classes_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "ids.npz"
     np.savez(file, x_train=np.zeros((2, 3), np.float32), y_train=np.array([0, 9_000_000_000]))
     assert "has label 9000000000; number the classes" in refusal(

@@ -45,7 +45,7 @@ def agreement(folder: Path, **changes: Any) -> Path:
     return write(folder / "agreement.toml", PRIVATE | {"privacy": PRIVACY} | changes)
 
 
-def test_an_agreement_without_release_every_has_one_release(tmp_path: Path) -> None:
+def test_plan_agreement_without_release_every_has_one_release(tmp_path: Path) -> None:
     file = agreement(tmp_path, privacy={"clip": 2.0, "noise_multiplier": 4.0})
     found = planned("--agreement", file)
     assert (found["releases"], found["agreement"]["release_every"]) == (1, 10)
@@ -59,7 +59,7 @@ def test_an_agreement_without_release_every_has_one_release(tmp_path: Path) -> N
         (3, 1, "1 release would need a noise multiplier of"),
     ],
 )
-def test_a_plan_compares_one_release_of_frozen_features_with_more(
+def test_plan_frozen_features_compares_one_release_with_more(
     tmp_path: Path, every: int, other: int, line: str
 ) -> None:
     file = agreement(tmp_path, privacy=PRIVACY | {"release_every": every})
@@ -71,7 +71,7 @@ def test_a_plan_compares_one_release_of_frozen_features_with_more(
     assert line in plan("--agreement", file).stdout
 
 
-def test_an_agreement_has_its_releases_noise_and_query(tmp_path: Path) -> None:
+def test_plan_agreement_gives_releases_noise_and_query(tmp_path: Path) -> None:
     file = agreement(tmp_path)
     found = planned("--agreement", file, "--records", 100)
     agreed = load_agreement(file)
@@ -102,7 +102,7 @@ def test_plan_by_agreement_solves_for_noise_or_releases(tmp_path: Path) -> None:
     assert few["agreement"]["release_every"] == -(-10 // few["releases"])
 
 
-def test_where_not_even_one_release_of_a_run_fits_it_says_so_once_and_plans_none(tmp_path: Path) -> None:
+def test_plan_agreement_whose_releases_do_not_fit_is_refused(tmp_path: Path) -> None:
     """FedPC with trained features has one before its rounds: that alone is no run."""
     trained = {"privacy": PRIVACY | {"extractor": "trained"}}
     for least, changes in ((1, {}), (2, FEDPC | trained)):
@@ -118,7 +118,7 @@ def test_where_not_even_one_release_of_a_run_fits_it_says_so_once_and_plans_none
         assert (enough["releases"], enough["agreement"]["release_every"]) == (least, 10)
 
 
-def test_the_clustering_of_fedpc_is_a_release_too_unless_it_serves_the_rounds(tmp_path: Path) -> None:
+def test_plan_fedpc_counts_its_clustering_as_a_release(tmp_path: Path) -> None:
     assert planned("--agreement", agreement(tmp_path, **FEDPC))["releases"] == 4
     file = agreement(tmp_path, **FEDPC, privacy=PRIVACY | {"extractor": "trained"})
     assert planned("--agreement", file)["releases"] == 5
@@ -128,7 +128,7 @@ def test_the_clustering_of_fedpc_is_a_release_too_unless_it_serves_the_rounds(tm
     assert 1 + -(-10 // every) <= releases < 1 + -(-10 // max(1, every - 1))
 
 
-def test_options_win_over_the_file(tmp_path: Path) -> None:
+def test_plan_options_override_the_agreement(tmp_path: Path) -> None:
     file = agreement(tmp_path)
     found = planned("--agreement", file, "--noise-multiplier", 9, "--dim", 5)
     assert (found["noise_multiplier"], found["clip"], found["dim"], found["classes"]) == (9, 2, 5, 2)
@@ -137,7 +137,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     assert (found["solved_for"], found["releases"]) == ("noise_multiplier", 7)
 
 
-def test_a_simulations_file_has_dp_sgd(tmp_path: Path) -> None:
+def test_plan_simulation_file_gives_dp_sgd(tmp_path: Path) -> None:
     file = tmp_path / "sim.toml"
     file.write_text(SIMULATION, encoding="utf-8")
     found = planned("--agreement", file)
@@ -147,7 +147,7 @@ def test_a_simulations_file_has_dp_sgd(tmp_path: Path) -> None:
     assert found["epsilon"] == epsilon(history, 1e-5)
 
 
-def test_features_that_are_trained_without_noise_have_no_guarantee_in_the_first_words(tmp_path: Path) -> None:
+def test_plan_trained_features_begin_with_no_guarantee(tmp_path: Path) -> None:
     """A plan, and an audit of its releases whatever the verdict, begin by saying that there is no guarantee."""
     file = agreement(tmp_path, privacy=PRIVACY | {"extractor": "trained"})
     assert NO_GUARANTEE in planned("--agreement", file)["warnings"]
@@ -159,7 +159,7 @@ def test_features_that_are_trained_without_noise_have_no_guarantee_in_the_first_
         assert "NO GUARANTEE" not in done.stderr
 
 
-def test_shared_noise_and_what_a_file_leaves_to_its_data_are_in_the_first_lines(tmp_path: Path) -> None:
+def test_plan_shared_noise_names_the_colluding_sites(tmp_path: Path) -> None:
     shared = agreement(
         tmp_path, **FEDPC, privacy={"clip": 2.0, "noise_multiplier": 4.0, "noise": "distributed"}
     )
@@ -170,7 +170,7 @@ def test_shared_noise_and_what_a_file_leaves_to_its_data_are_in_the_first_lines(
     assert planned("--agreement", file)["assumed"] == {"delta": 1e-5, "classes": 10}
 
 
-def test_releases_that_are_not_those_of_a_run_are_told_and_not_averaged(tmp_path: Path) -> None:
+def test_plan_releases_other_than_the_runs_are_not_averaged(tmp_path: Path) -> None:
     file = agreement(tmp_path, privacy={"clip": 2.0, "noise_multiplier": 4.0})
     found = planned("--agreement", file, "--releases", 12, "--records", 100)
     assert any("makes 1 release, and the plan has 12" in warning for warning in found["warnings"])
@@ -182,7 +182,7 @@ def test_releases_that_are_not_those_of_a_run_are_told_and_not_averaged(tmp_path
     assert any("makes 10 releases at most" in warning for warning in many["warnings"])
 
 
-def test_shared_noise_is_compared_with_no_more_releases_than_a_run_makes(tmp_path: Path) -> None:
+def test_plan_shared_noise_compares_at_most_the_runs_releases(tmp_path: Path) -> None:
     shared = agreement(
         tmp_path, **FEDPC, privacy={"clip": 2.0, "noise_multiplier": 4.0, "noise": "distributed"}
     )
@@ -190,7 +190,7 @@ def test_shared_noise_is_compared_with_no_more_releases_than_a_run_makes(tmp_pat
     assert planned("--agreement", shared, "--releases", 2)["other_releases"]["releases"] == 11
 
 
-def test_the_classes_that_fedplcc_assumes_are_classes_and_its_query_has_their_parts(tmp_path: Path) -> None:
+def test_plan_fedplcc_query_has_parts_of_the_assumed_classes(tmp_path: Path) -> None:
     file = tmp_path / "sim.toml"
     file.write_text(SIMULATION.replace('"pfpl"', '"fedplcc"'), encoding="utf-8")
     found = planned("--agreement", file)
@@ -207,7 +207,7 @@ def npz(folder: Path, labels: list[int], **more: Any) -> str:
     return f"npz:{path}"
 
 
-def test_errors_of_the_classes_that_a_site_has(tmp_path: Path) -> None:
+def test_plan_counts_of_has_an_error_for_each_class(tmp_path: Path) -> None:
     source = npz(tmp_path, [0] * 20 + [1] * 300)
     found = planned("--agreement", agreement(tmp_path), "--counts-of", source)
     weight = 2 / 8**0.25
@@ -221,12 +221,12 @@ def test_errors_of_the_classes_that_a_site_has(tmp_path: Path) -> None:
     assert [line.split()[0] for line in shown.splitlines() if " 20 " in line or " 300 " in line] == ["a", "b"]
 
 
-def test_classes_without_records_have_no_error(tmp_path: Path) -> None:
+def test_plan_counts_of_class_without_records_has_no_error(tmp_path: Path) -> None:
     found = planned("--epsilon", 3, "--releases", 2, "--counts-of", npz(tmp_path, [0] * 20 + [2] * 50))
     assert [each["class"] for each in found["errors"]] == ["0", "2"]
 
 
-def test_delta_is_held_against_all_records_of_a_site(tmp_path: Path) -> None:
+def test_plan_delta_is_compared_with_all_records_of_a_site(tmp_path: Path) -> None:
     source = npz(tmp_path, [0] * 60 + [1] * 60)
     refused = plan("--epsilon", 3, "--releases", 1, "--delta", 0.01, "--counts-of", source)
     assert refused.exit_code == 2
@@ -251,7 +251,7 @@ def test_plan_by_agreement_refuses_impossible_arguments_in_one_line(
     assert told in refusal("--agreement", agreement(tmp_path), *arguments)
 
 
-def test_an_agreement_without_noise_is_none_to_plan_by(tmp_path: Path) -> None:
+def test_plan_agreement_without_privacy_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "agreement.toml", PRIVATE)
     done = plan("--agreement", file)
     assert done.exit_code == 2

@@ -196,7 +196,7 @@ def write_digit(kind: str, scan: NDArray[np.uint8], path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["floats", "white as 0", "turned", "palette", "16 bits"])
-def test_a_model_predicts_the_same_whatever_the_form(kind: str, trained: Path, tmp_path: Path) -> None:
+def test_prediction_model_is_the_same_for_every_form(kind: str, trained: Path, tmp_path: Path) -> None:
     """Floats in [0, 1] became zeros, and turned or inverted images were read as stored."""
     np.savez(tmp_path / "scans.npz", x_train=SCANS[FEW], y_train=DIGITS.target[FEW])
     for number, (scan, label) in enumerate(zip(SCANS[FEW], DIGITS.target[FEW], strict=True)):

@@ -81,7 +81,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_simulation_counts_samples_of_the_classes_that_names_give(simulated: Path) -> None:
+def test_simulate_labels_by_name_are_counted_by_class(simulated: Path) -> None:
     split = json.loads((simulated / "run" / "split.json").read_text(encoding="utf-8"))
     trained = Scans(slice(600))
     by_class = dict.fromkeys(split["classes"], 0)
@@ -92,7 +92,7 @@ def test_a_simulation_counts_samples_of_the_classes_that_names_give(simulated: P
     assert by_class == {name: trained.digits.count(name) for name in split["classes"]}
 
 
-def test_predict_compares_with_the_labels_that_names_give(simulated: Path) -> None:
+def test_predict_labels_by_name_give_the_accuracy(simulated: Path) -> None:
     result = json.loads((simulated / "predicted.json").read_text(encoding="utf-8"))
     true = Scans(TEST).digits
     given = [each["class"] for each in result["predictions"]]

@@ -25,6 +25,7 @@ from torch.utils.data import TensorDataset
 
 from agreement import PROTECTIONS, Protection, method_named
 from protoseal.cli import COMMANDS, main
+from protoseal.commands import simulation_progress
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal.demo import demo_agreement, demo_sites
 from protoseal.prediction import Basis, choose_basis, load_trained, predict
@@ -74,7 +75,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         yield federation
 
 
-def test_help_lists_the_commands_and_what_each_is_for() -> None:
+def test_help_lists_every_command_with_its_purpose() -> None:
     text = output_of("--help")
     assert all(name in text for name in COMMANDS)
     assert {
@@ -106,7 +107,7 @@ EVERY = dict(commands(main, click.Context(main, info_name="protoseal")))
 
 
 @pytest.mark.parametrize("path", EVERY)
-def test_every_command_and_group_has_help_for_its_options_and_an_example_that_parses(path: str) -> None:
+def test_help_every_command_has_options_and_an_example_that_parses(path: str) -> None:
     command = EVERY[path]
     options = [each for each in command.params if isinstance(each, click.Option)]
     assert all(each.help and not each.help.startswith("[") for each in options)
@@ -129,21 +130,21 @@ def test_help_lists_every_protection_and_data_set(path: str) -> None:
     assert set(NAMES) <= set(re.findall(r"[a-z0-9-]+", texts["dataset"] or ""))
 
 
-def test_the_installed_command_is_this_one() -> None:
+def test_installed_command_has_the_same_help() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "protoseal", "--version"], capture_output=True, text=True, check=True
     )
     assert "version" in done.stdout
 
 
-def test_a_mistyped_command_is_an_error() -> None:
+def test_mistyped_command_exits_2() -> None:
     assert "No such command 'simulat'" in failure("simulat")
 
 
 # simulate and report
 
 
-def test_simulate_writes_what_others_rely_on(run: Path) -> None:
+def test_simulate_writes_results_logs_and_report(run: Path) -> None:
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     assert result["schema"] == 1
     assert {"method", "protection", "dataset", "seed", "sites", "rounds", "mean_accuracy", "config"} <= set(
@@ -178,12 +179,12 @@ def test_simulate_prints_json_on_request(tmp_path: Path) -> None:
     assert json.loads(text)["compared"].keys() == {"self"}
 
 
-def test_simulate_shows_a_bar_of_all_rounds_on_a_terminal_and_classes_apart_on_request(
+def test_simulate_on_a_terminal_shows_a_bar_of_all_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = StringIO()
     terminal = Console(file=shown, force_terminal=True, width=120)
-    monkeypatch.setattr("protoseal.commands.simulation_progress.Console", lambda stderr: terminal)
+    monkeypatch.setattr(simulation_progress, "Console", lambda stderr: terminal)
     asked = ("--method", "local", "--compare", "", "--rounds", 2, "--per-class", "--out", tmp_path / "run")
     text = output_of("simulate", "--config", EXPERIMENT, *asked)
     assert "2/2" in shown.getvalue()
@@ -217,14 +218,14 @@ def test_simulate_refuses_impossible_arguments_in_one_line(
     assert said.replace("_", "").replace("-", "") in line.replace("_", "").replace("-", "")
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_simulate_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said = failure("simulate", "--config", EXPERIMENT, "--out", tmp_path / "file" / "run")
     assert said.startswith(f"Error: {tmp_path / 'file'}")
     assert f"{tmp_path / 'file'} is a file" in said
 
 
-def test_report_makes_one_page_that_needs_nothing_else(run: Path) -> None:
+def test_report_page_loads_nothing(run: Path) -> None:
     path = Path(output_of("report", run / "seed-0").strip())
     page = path.read_text(encoding="utf-8")
     for outside in ('src="http', "src='http", 'href="http', "@import", "<script src", "<link"):
@@ -240,7 +241,7 @@ def test_report_makes_one_page_that_needs_nothing_else(run: Path) -> None:
         assert part in page, part
 
 
-def test_a_name_with_markup_does_not_get_into_the_page_as_markup(run: Path, tmp_path: Path) -> None:
+def test_report_name_with_markup_is_escaped(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run / "seed-0", tmp_path / "run")
     result = read_result(copy)
     hostile = result.model_copy(update={"dataset": "<script>alert(1)</script>"})
@@ -250,7 +251,7 @@ def test_a_name_with_markup_does_not_get_into_the_page_as_markup(run: Path, tmp_
     assert "&lt;script&gt;" in page
 
 
-def test_a_damaged_result_is_called_so(tmp_path: Path) -> None:
+def test_report_damaged_result_is_named(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"x', encoding="utf-8")
     message = failure("report", tmp_path)
     assert "result.json is damaged (Invalid JSON" in message
@@ -258,7 +259,7 @@ def test_a_damaged_result_is_called_so(tmp_path: Path) -> None:
     assert "is not of this version (method" in failure("report", tmp_path)
 
 
-def test_report_on_another_folder_is_one_line(tmp_path: Path) -> None:
+def test_report_folder_of_no_run_is_one_line(tmp_path: Path) -> None:
     assert "give the folder that a run wrote to" in failure("report", tmp_path)
 
 
@@ -277,9 +278,7 @@ def test_predict_gives_classes_and_accuracy(run: Path, federation: Federation, b
 
 
 @pytest.mark.parametrize(("method", "by"), [("pfpl", "classifier"), ("feddbp", "prototype")])
-def test_predict_does_as_the_method_does_unless_it_is_told(
-    run: Path, tmp_path: Path, method: str, by: str
-) -> None:
+def test_predict_basis_is_the_methods_unless_given(run: Path, tmp_path: Path, method: str, by: str) -> None:
     trained = load_trained(run / "seed-0" / "sites" / "site-1")
     agreement = trained.agreement.model_copy(update={"method": method_named(method)})
     assert choose_basis(replace(trained, agreement=agreement)) is Basis(by)
@@ -307,7 +306,7 @@ def test_predict_reads_images_of_any_size(run: Path, tmp_path: Path) -> None:
     assert [Path(line.split("\t")[0]).name for line in lines] == ["grey.png", "colour.png"]
 
 
-def test_predict_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
+def test_predict_impossible_input_names_the_reason(run: Path, tmp_path: Path) -> None:
     folder = run / "seed-0" / "sites" / "site-1"
     assert "give either --data or" in failure("predict", "--run", folder)
     assert "agreement.json" in failure("predict", "--run", tmp_path, "--data", "digits")
@@ -331,7 +330,7 @@ def check(site_file: Path) -> dict[str, dict[str, Any]]:
     return {each["what"]: each for each in findings}
 
 
-def test_client_check_looks_at_everything_and_says_what_is_not_ready(federation: Federation) -> None:
+def test_client_check_lists_every_check_and_exits_1_unless_ready(federation: Federation) -> None:
     site_file = federation.folder("site-1") / "site.toml"
     findings = check(site_file)
     assert {what for what, each in findings.items() if each["ok"]} == {
@@ -371,7 +370,7 @@ def broken_site(federation: Federation, tmp_path: Path, old: str, new: str) -> P
         ("npz:data.npz", "mine:load", "data and model", "there is no module 'mine'"),
     ],
 )
-def test_client_check_finds_what_is_broken(
+def test_client_check_broken_part_fails_by_name(
     federation: Federation, tmp_path: Path, old: str, new: str, what: str, said: str
 ) -> None:
     finding = check(broken_site(federation, tmp_path, old, new))[what]
@@ -379,9 +378,7 @@ def test_client_check_finds_what_is_broken(
     assert said in finding["detail"]
 
 
-def test_client_check_names_the_agreement_if_its_federation_is_another(
-    federation: Federation, tmp_path: Path
-) -> None:
+def test_client_check_other_federation_fails_the_agreement(federation: Federation, tmp_path: Path) -> None:
     site_file = broken_site(federation, tmp_path, 'name = "site-1"', 'name = "site-1"')
     path = tmp_path / "agreement.toml"
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -393,9 +390,7 @@ def test_client_check_names_the_agreement_if_its_federation_is_another(
         assert named in finding["detail"]
 
 
-def test_client_check_says_what_to_write_for_the_size_of_what_is_averaged(
-    federation: Federation, tmp_path: Path
-) -> None:
+def test_client_check_wrong_parameters_states_the_models(federation: Federation, tmp_path: Path) -> None:
     """8×8 images: 1 → 32 → 64 channels of 3×3, then 4·64 → 64: 35,264 parameters.
 
     As whoever drafts the agreement finds it out: without a key, a certificate, a passphrase or a coordinator.
@@ -429,13 +424,11 @@ def test_client_check_says_what_to_write_for_the_size_of_what_is_averaged(
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_starting_without_what_is_needed_is_one_line(
-    federation: Federation, tmp_path: Path, side: str
-) -> None:
+def test_run_missing_file_is_one_line(federation: Federation, tmp_path: Path, side: str) -> None:
     assert "cannot be read" in failure(side, "run", "--config", tmp_path / "none.toml")
 
 
-def test_a_wrong_passphrase_and_a_missing_certificate_are_one_line(
+def test_run_wrong_passphrase_or_missing_certificate_is_one_line(
     federation: Federation, tmp_path: Path
 ) -> None:
     path = broken_site(federation, tmp_path, 'name = "site-1"', 'name = "site-1"')
@@ -449,7 +442,7 @@ def test_a_wrong_passphrase_and_a_missing_certificate_are_one_line(
     assert "chmod 600" in failure("client", "run", "--config", path)
 
 
-def test_without_the_site_extra_the_command_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_without_the_site_extra_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("protoseal.reports.report", "protoseal.reports.pages", "jinja2"):
         monkeypatch.setitem(sys.modules, name, None)
     for name in (
@@ -461,7 +454,7 @@ def test_without_the_site_extra_the_command_names_it(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("folder", ["notes.txt", "notes.txt/state"])
-def test_file_in_the_place_of_a_folder_is_named(folder: str, tmp_path: Path) -> None:
+def test_command_file_in_place_of_a_folder_is_named(folder: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
 
     @one_line_errors
@@ -473,7 +466,7 @@ def test_file_in_the_place_of_a_folder_is_named(folder: str, tmp_path: Path) -> 
     assert f"{tmp_path / 'notes.txt'} is a file" in refused.value.message
 
 
-def test_missing_folder_of_sites_is_named_beside_the_entry_that_looks_like_it(tmp_path: Path) -> None:
+def test_simulate_missing_folder_of_sites_names_the_likely_one(tmp_path: Path) -> None:
     (tmp_path / "Sites").mkdir()
     with pytest.raises(DataError) as refused:
         read_sites(tmp_path / "sites")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
+from protoseal.commands import passphrase_input
 from protoseal.commands.passphrase_input import CREDENTIALS, VARIABLE, read_passphrase
 
 
@@ -14,7 +15,7 @@ from protoseal.commands.passphrase_input import CREDENTIALS, VARIABLE, read_pass
 def _nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.delenv(CREDENTIALS, raising=False)
-    monkeypatch.setattr("protoseal.commands.passphrase_input.on_terminal", lambda: False)
+    monkeypatch.setattr(passphrase_input, "on_terminal", lambda: False)
 
 
 def write(path: Path, content: str, mode: int) -> Path:
@@ -36,7 +37,7 @@ def credential(
     return write(folder / "passphrase", content, mode)
 
 
-def test_a_file_wins_over_the_environment_and_that_over_a_credential(
+def test_passphrase_file_wins_over_environment_over_credential(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     credential(tmp_path / "credentials", monkeypatch, mode=0o400)
@@ -49,7 +50,7 @@ def test_a_file_wins_over_the_environment_and_that_over_a_credential(
 @pytest.mark.parametrize(
     "content", [b"secret", b"secret\n", b"secret\r\n", b"secret\n\n", b"\xef\xbb\xbfsecret\r\n"]
 )
-def test_line_ends_and_a_byte_order_mark_are_no_part_of_a_passphrase(
+def test_passphrase_file_loses_line_ends_and_byte_order_mark(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(tmp_path / "file", "", 0o600)
@@ -60,14 +61,14 @@ def test_line_ends_and_a_byte_order_mark_are_no_part_of_a_passphrase(
 
 
 @pytest.mark.parametrize("content", [b" secret ", b'"secret"', bytes(range(1, 33)), b"\xfe\x00\x99secret"])
-def test_other_letters_are_part_of_a_passphrase(content: bytes, tmp_path: Path) -> None:
+def test_passphrase_file_keeps_other_bytes(content: bytes, tmp_path: Path) -> None:
     file = write(tmp_path / "file", "", 0o600)
     file.write_bytes(content)
     assert read(file) == content
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_a_passphrase_in_another_encoding_is_refused_by_the_files_name(encoding: str, tmp_path: Path) -> None:
+def test_passphrase_file_in_utf_16_is_refused(encoding: str, tmp_path: Path) -> None:
     file = write(tmp_path / "file", "", 0o600)
     file.write_bytes("secret\r\n".encode(encoding))
     with pytest.raises(click.ClickException, match=str(file)):
@@ -75,13 +76,13 @@ def test_a_passphrase_in_another_encoding_is_refused_by_the_files_name(encoding:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o440, 0o660])
-def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(click.ClickException, match="open to others on this machine"):
+def test_passphrase_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(click.ClickException, match="chmod 600"):
         read(write(tmp_path / "file", "file", mode))
 
 
 @pytest.mark.parametrize("mode", [0o400, 0o440])  # systemd's, without and with an access control list's mask
-def test_a_credential_is_taken_as_systemd_hands_it_out(
+def test_passphrase_credential_with_systemds_modes_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     credential(tmp_path, monkeypatch, mode=mode)
@@ -89,35 +90,35 @@ def test_a_credential_is_taken_as_systemd_hands_it_out(
 
 
 @pytest.mark.parametrize("mode", [0o444, 0o404, 0o666])
-def test_a_credential_that_everybody_can_read_is_refused(
+def test_passphrase_credential_that_everybody_can_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     credential(tmp_path, monkeypatch, mode=mode)
-    with pytest.raises(click.ClickException, match="open to others on this machine"):
+    with pytest.raises(click.ClickException, match="chmod 600"):
         read()
 
 
-def test_an_empty_credential_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passphrase_credential_that_is_empty_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     credential(tmp_path, monkeypatch, mode=0o400, content="\n")
-    with pytest.raises(click.ClickException, match="has an empty passphrase"):
+    with pytest.raises(click.ClickException, match=str(tmp_path)):
         read()
 
 
-def test_other_credentials_of_a_service_are_none_of_ours(
+def test_passphrase_credential_of_another_name_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     credential(tmp_path, monkeypatch, mode=0o400).rename(tmp_path / "something-else")
-    with pytest.raises(click.ClickException, match="the passphrase of the key is needed"):
+    with pytest.raises(click.ClickException, match=VARIABLE):
         read()
 
 
-def test_a_processs_memory_is_private_before_it_has_a_passphrase(
+def test_passphrase_memory_is_private_before_the_file_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, steps = write(tmp_path / "file", "secret", 0o600), list[str]()
-    monkeypatch.setattr(
-        "protoseal.commands.passphrase_input.keep_memory_private", lambda: steps.append("private")
-    )
+    monkeypatch.setattr(passphrase_input, "keep_memory_private", lambda: steps.append("private"))
     read_bytes = Path.read_bytes
 
     def noted(path: Path) -> bytes:

@@ -80,7 +80,7 @@ COORDINATOR = [
 APPROVE = ["approve", "--ca", "ca", "--request", "a/request.pem", "--out", "a/certificate.pem"]
 
 
-def test_from_nothing_to_credentials(run: Run, tmp_path: Path) -> None:
+def test_pki_certificates_of_a_federation_authenticate_each_other(run: Run, tmp_path: Path) -> None:
     ca = _facts(run(*INIT, "--json"))
     request = _facts(run(*SITE, "--json"))
     certificate = _facts(run(*APPROVE, "--fingerprint", request["fingerprint"], "--json"))
@@ -104,7 +104,7 @@ def test_from_nothing_to_credentials(run: Run, tmp_path: Path) -> None:
     assert coordinator["hosts"] == ["localhost", "127.0.0.1"]
 
 
-def test_show_says_what_a_file_says(run: Run, tmp_path: Path) -> None:
+def test_pki_show_prints_certificates_and_requests(run: Run, tmp_path: Path) -> None:
     _made(run, INIT, SITE, [*APPROVE, "--yes-without-checking"])
     shown = {
         name: _facts(run("show", "--json", name))
@@ -125,7 +125,7 @@ def test_show_says_what_a_file_says(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [INIT, SITE, [*APPROVE, "--yes-without-checking"]], ids=lambda c: c[0])
-def test_nothing_is_overwritten_unless_told(run: Run, tmp_path: Path, command: list[str]) -> None:
+def test_pki_existing_files_stay_without_overwrite(run: Run, tmp_path: Path, command: list[str]) -> None:
     _made(run, INIT, SITE, [*APPROVE, "--yes-without-checking"])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.pem")}
     _refused(run(*command), "already exists", "--overwrite")
@@ -134,7 +134,7 @@ def test_nothing_is_overwritten_unless_told(run: Run, tmp_path: Path, command: l
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.pem")} != before
 
 
-def test_no_request_is_approved_unseen(run: Run, tmp_path: Path) -> None:
+def test_pki_approve_without_comparison_is_refused(run: Run, tmp_path: Path) -> None:
     _made(run, INIT, SITE)
     _refused(run(*APPROVE), "was not compared", "--fingerprint", "--yes-without-checking")
     _refused(run(*APPROVE, "--fingerprint", "0" * 64), "another party may have made")
@@ -143,7 +143,9 @@ def test_no_request_is_approved_unseen(run: Run, tmp_path: Path) -> None:
     assert "approved without comparing fingerprints" in result.stderr
 
 
-def test_somebody_at_the_terminal_compares(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pki_approve_at_a_terminal_asks_for_the_comparison(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _made(run, INIT, SITE)
     fingerprint = _facts(run("show", "--json", "a/request.pem"))["fingerprint"]
     _on_terminal(monkeypatch)
@@ -184,7 +186,7 @@ def test_pki_refuses_impossible_arguments_in_one_line(run: Run, tmp_path: Path) 
     assert not (tmp_path / "x").exists()
 
 
-def test_a_wrong_passphrase_is_named_as_such(run: Run) -> None:
+def test_pki_wrong_passphrase_is_named(run: Run) -> None:
     _made(run, INIT, SITE)
     fingerprint = _facts(run("show", "--json", "a/request.pem"))["fingerprint"]
     result = run(*APPROVE, "--fingerprint", fingerprint, passphrase="wrong")  # noqa: S106 (opens nothing)
@@ -194,7 +196,7 @@ def test_a_wrong_passphrase_is_named_as_such(run: Run) -> None:
 # Passphrases
 
 
-def test_a_passphrase_comes_from_a_private_file(run: Run, tmp_path: Path) -> None:
+def test_pki_passphrase_file_must_be_private(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "passphrase"
     path.write_text("from a file\n")
     path.chmod(0o600)
@@ -210,7 +212,7 @@ def test_a_passphrase_comes_from_a_private_file(run: Run, tmp_path: Path) -> Non
     _refused(run(*INIT, "--overwrite", "--passphrase-file", "absent"), "absent cannot be read")
 
 
-def test_line_ends_alone_are_taken_off(tmp_path: Path) -> None:
+def test_pki_passphrase_file_loses_line_ends_alone(tmp_path: Path) -> None:
     path = tmp_path / "passphrase"
     path.touch(0o600)
     for content, passphrase in ((b" a b \n", b" a b "), (b"a\n\n", b"a"), (b"a\r\n", b"a"), (b"a", b"a")):
@@ -218,18 +220,18 @@ def test_line_ends_alone_are_taken_off(tmp_path: Path) -> None:
         assert read_passphrase(path, what="it") == passphrase
 
 
-def test_a_passphrase_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pki_passphrase_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "from the environment")
     assert read_passphrase(None, what="it") == b"from the environment"
 
 
-def test_without_any_the_error_says_what_to_do(run: Run) -> None:
+def test_pki_without_passphrase_states_the_remedy(run: Run) -> None:
     _refused(run(*INIT, passphrase=None), "the CA's key", VARIABLE, "--passphrase-file")
     _refused(run(*INIT, passphrase=""), VARIABLE, "empty passphrase")
 
 
 @pytest.mark.full
-def test_a_new_passphrase_is_typed_twice(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pki_new_passphrase_is_prompted_twice(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     _on_terminal(monkeypatch)
     result = run(*INIT, typed="one\ntwo\nsecret\nsecret\n", passphrase=None)
     assert "do not match" in _ok(result).stderr
@@ -239,7 +241,7 @@ def test_a_new_passphrase_is_typed_twice(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.full
-def test_the_passphrase_of_a_key_changes(run: Run, tmp_path: Path) -> None:
+def test_pki_passphrase_changes_a_keys_passphrase(run: Run, tmp_path: Path) -> None:
     _ok(run("request", "--dir", ".", *FEDERATION, "--site", "a"))
     (tmp_path / "new").write_text("another\n", encoding="utf-8")
     (tmp_path / "new").chmod(0o600)

@@ -49,7 +49,7 @@ def test_server_check_opens_no_port_and_writes_no_state(federation: Federation) 
     assert not (federation.root / "coordinator" / "state").exists()
 
 
-def test_a_sites_certificate_is_refused_in_a_line(federation: Federation, tmp_path: Path) -> None:
+def test_server_check_sites_certificate_is_one_line(federation: Federation, tmp_path: Path) -> None:
     folder = tmp_path / "net" / "coordinator"
     shutil.copytree(federation.root / "coordinator", folder)
     shutil.copy(federation.root / "agreement.toml", tmp_path / "net")

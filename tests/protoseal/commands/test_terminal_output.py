@@ -24,7 +24,7 @@ from tests.support.processes import environment
 HOSTILE = "done\n2026-01-01 INFO forged: all is well\x1b[2K\x1b]0;title\x07\r\x9b31m\u2028\u202egnorw\u200b\x7f\ud800é"
 
 
-def test_only_what_is_printable_is_left() -> None:
+def test_printable_escapes_every_other_character() -> None:
     assert printable(HOSTILE).isprintable()
     assert printable("naïve é 漢字 'quoted' \\n") == "naïve é 漢字 'quoted' \\n"
     assert printable("a\nb\x1b\u202e") == "a\\nb\\x1b\\u202e"
@@ -38,7 +38,7 @@ def _raised() -> RunStopped:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_log_has_one_line_for_each_message(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_log_message_is_one_line(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The handler of commands, for files and for terminals, writes one line a message and indents tracebacks."""
     stream, logger = io.StringIO(), logging.getLogger("protoseal.site")
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
@@ -56,7 +56,7 @@ def test_a_log_has_one_line_for_each_message(terminal: bool, monkeypatch: pytest
     assert "\x1b]0;" not in shown
 
 
-def test_an_error_of_the_other_side_is_one_printable_line() -> None:
+def test_one_line_errors_peers_text_is_escaped() -> None:
     @one_line_errors
     def command() -> None:
         raise RunStopped(HOSTILE)
@@ -67,7 +67,7 @@ def test_an_error_of_the_other_side_is_one_printable_line() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
-def test_a_name_that_the_terminal_lacks_is_printed_by_its_bytes(encoding: str, tmp_path: Path) -> None:
+def test_output_name_that_the_terminal_lacks_is_printed_by_its_bytes(encoding: str, tmp_path: Path) -> None:
     passphrase = tmp_path / "passphrase"
     passphrase.touch(0o600)
     passphrase.write_bytes(b"word")
@@ -85,14 +85,14 @@ def test_a_name_that_the_terminal_lacks_is_printed_by_its_bytes(encoding: str, t
     assert (folder / "key.pem").is_file()
 
 
-def test_a_setting_that_is_not_utf_8_is_named() -> None:
+def test_one_line_errors_setting_not_in_utf_8_is_named() -> None:
     with pytest.raises(ConfigError) as refused:
         load_simulation(None, {"dataset": os.fsdecode(b"folder:k\xe4se"), "out": "out"})
     (problem,) = refused.value.problems
     assert problem.startswith("dataset: ")
 
 
-def test_an_expected_failure_is_one_line_with_its_traceback_at_debug(
+def test_one_line_errors_traceback_is_logged_at_debug(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for level in (logging.INFO, logging.DEBUG):
