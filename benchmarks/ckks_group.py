@@ -1,4 +1,4 @@
-"""Group under ``ckks`` for benchmarks: keys, prototypes and payloads, its errors, and the baseline in TenSEAL's own code."""
+"""Group under ``ckks`` for benchmarks: keys, prototypes, payloads, errors, and the baseline in TenSEAL's own code."""
 
 from __future__ import annotations
 
