@@ -120,7 +120,7 @@ def run_demo(
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Demo:
     """Run the demo, writing ``result.json`` and each party's folder to ``out``; raise ``UserError``."""
-    clear(out)
+    clear(out)  # the state of an earlier demo would be taken for a run to resume
     agreement = demo_agreement(seed=seed, rounds=rounds)
     on_progress(Progress("making certificates, data and configurations", {}))
     prepare(out, agreement)
@@ -243,6 +243,7 @@ def _terminate(running: subprocess.Popen[bytes]) -> None:
 def _wait_for_address(path: Path, coordinator: _Process) -> str:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
+        # The system chose the port; an empty file is one that is being written.
         if path.exists() and (address := path.read_text(encoding="utf-8").strip()):
             return address
         if coordinator.running.poll() is not None:

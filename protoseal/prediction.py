@@ -61,7 +61,7 @@ def load_trained(folder: Path) -> TrainedModel:
     except (RuntimeError, safetensors.SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise FileError(f"{path} does not fit the model {log.model!r}: {reason}") from error
-    model.eval()
+    model.eval()  # dropout and batch statistics would make a prediction depend on its batch
     return TrainedModel(agreement, model, read_prototypes(folder), log)
 
 

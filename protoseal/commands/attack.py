@@ -109,6 +109,7 @@ def attack(
         pictures=pictures,
         command=command,
     )
+    # Pictures of records do not stay by accident: those of an earlier start go unless they are asked for again.
     click.echo("\n".join([*grid.remove_pictures(), *grid.notices]), err=True)
     seconds = _minutes(grid.training_seconds())
     click.echo(
@@ -116,6 +117,7 @@ def attack(
     )
     announce = _Announcer(grid.runs)
 
+    # Written after each run, so that an interrupted start keeps what it has, and the next resumes there.
     def publish(planned: PlannedRun, report: AttackReport) -> None:
         announce(planned)
         write_report(loaded.out, report)

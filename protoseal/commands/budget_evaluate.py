@@ -129,7 +129,8 @@ def _table(evaluation: AccuracyReport) -> Table:
     title = f"{evaluation.method} under {evaluation.protection}, {evaluation.dataset}, δ = {evaluation.delta:g}, %"
     table = new_table(title)
     notes = [FREEZING] * evaluation.freezes + [NO_PROTOTYPE] * evaluation.lacks_prototypes
-    table.caption, table.caption_justify = Text("\n".join(notes)) if notes else None, "left"
+    table.caption = Text("\n".join(notes)) if notes else None
+    table.caption_justify = "left"
     heads = ["ε", "noise", "features", "accuracy", "by classifier", "by prototype", "loss, points"]
     add_columns(table, heads, [])
     measures = ("accuracy", "accuracy_classifier", "accuracy_prototype")

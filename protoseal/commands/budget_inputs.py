@@ -127,6 +127,7 @@ def read_private_agreement(path: Path, classes: int) -> PrivateAgreement:
 
     Raises :class:`agreement.ConfigError`, and ``click.UsageError`` where there is no ``[privacy]``.
     """
+    # Only an agreement names its federation.
     if "federation" in parse_toml(path):
         agreement = load_agreement(path)
         settings: RunSettings = agreement
@@ -138,7 +139,7 @@ def read_private_agreement(path: Path, classes: int) -> PrivateAgreement:
             seed=config.seeds[0],
             classes=config.classes or [str(number) for number in range(classes)],
             preprocessing=config.inputs or _NO_PREPROCESSING,
-            averaged=(1, 0) if config.method.averages else None,
+            averaged=(1, 0) if config.method.averages else None,  # no plan depends on a model's size
         )
         settings = config
         names = config.classes

@@ -104,6 +104,7 @@ def plan_command(*, as_json: bool, **options: Any) -> None:
     or removed, over everything that is planned. The output begins with what that protects from whom, how surely and at
     what cost, and names every value that was assumed.
     """
+    # A default that nobody chose is named in the output: a plan for the wrong unit would look like a guarantee.
     source = click.get_current_context().get_parameter_source
     request = read_request(
         **options, left_out={name for name in options if source(name) is ParameterSource.DEFAULT}
@@ -223,7 +224,7 @@ def json_key(option: str) -> str:
 
 
 def _choose_unknown(given: dict[str, Any], solve: str | None, agreed: PrivateAgreement | None) -> str:
-    """Return the option among ``given`` that is to be result; the agreement supplies others that are None."""
+    """Return the name in ``given`` that is to be computed; the agreement supplies others that are None."""
     names = {json_key(option): name for name, option in SOLVED.items()}
     missing = [name for name in given if given[name] is None]
     unknown = names[json_key(solve)] if solve else missing[0] if len(missing) == 1 else None
@@ -232,6 +233,7 @@ def _choose_unknown(given: dict[str, Any], solve: str | None, agreed: PrivateAgr
     if agreed is not None:
         agreed_values = {"count": agreed.agreement.releases, "noise": agreed.privacy.noise_multiplier}
         given |= {name: value for name, value in agreed_values.items() if name in missing and name != unknown}
+    # Two unknowns have many answers, and none leaves nothing to compute.
     missing = [name for name in given if given[name] is None]
     if len(missing) != 1:
         raise click.UsageError(
@@ -257,6 +259,7 @@ def _make_query(agreed: PrivateAgreement | None, dim: int | None, unit: str, of_
         raise click.UsageError(
             f"--classes-of-one {classes_of_one}: one {unit} has records of {limit} classes at most"
         )
+    # Without an agreed weight, the one that minimises the error of a noisy mean at this dimension.
     weight = weight or best_count_weight(clip, dim)
     return Query(clip, weight, dim, classes, unit=Unit(unit), classes_of_one=classes_of_one)
 
@@ -266,6 +269,7 @@ def _check_delta(delta: float, records: tuple[int, ...], unit: str, groups: int)
     if not records:
         whose = "sites of a run" if unit == "site" else f"{unit}s of the smallest data set"
         return [f"δ = {delta:g} must be well below one over the {whose}: give --records"]
+    # Publishing one of n records, picked by chance, satisfies ε = 0 at δ = 1/n: such a guarantee protects nobody.
     if delta >= 1 / min(records):
         raise click.UsageError(
             f"--delta {delta:g} allows to publish one of {min(records)} {unit}s as it is: stay well below"

@@ -54,7 +54,7 @@ def run(config: Path, as_json: bool) -> None:
         log = run_site(loaded, _passphrase(loaded), on_round=_print_round)
     except KeyboardInterrupt as error:
         raise click.ClickException("stopped by a signal; start the same command again to resume") from error
-    finally:
+    finally:  # what was spent before a failure is spent
         _write_privacy_statement(loaded)
     if as_json:
         click.echo(log.model_dump_json(by_alias=True, indent=2))
@@ -86,6 +86,7 @@ def check(config: Path, as_json: bool) -> None:
     from secure_client.site_check import check_site
 
     findings = []
+    # The certificate and the stored state need the passphrase: it is asked for once.
     for finding in check_site(loaded, cache(partial(_passphrase_to_check, loaded))):
         findings.append(finding)
         if not as_json:

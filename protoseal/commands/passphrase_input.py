@@ -43,6 +43,7 @@ def read_passphrase(
     process's memory is made private first (:mod:`crypto.process_memory`). Limit: processes of the same user can read
     the environment variable until then, and in the program that set it.
     """
+    # First: from the next line on, a core dump or a debugger of the same user would find the passphrase.
     keep_memory_private()
     if file is not None:
         return _check_not_empty(_read_secret(file), str(file))
@@ -83,6 +84,7 @@ def _read_secret(file: Path, shared: int = stat.S_IRWXG | stat.S_IRWXO) -> bytes
         raise click.ClickException(f"{file} cannot be read ({error.strerror})") from error
     except MalformedError as error:
         raise click.ClickException(f"{file}: {error}") from error
+    # Editors add the mark and the line end, and nobody types them at a prompt.
     return content.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
 
 

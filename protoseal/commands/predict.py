@@ -99,6 +99,7 @@ def predict(
         click.echo("no prototype was released to predict by: the classifier predicts instead", err=True)
     ranges = InputRanges(agreement.inputs, data or "the given images")
     predicted, labels = run(trained, inputs, basis, device=device, ranges=ranges)
+    # Images in [0, 1] read as [0, 255], or of another camera's scale, give classes that look like predictions.
     if not accept:
         ranges.check("give --accept-dark-or-constant-inputs")
     click.echo(printable(str(ranges)), err=True)

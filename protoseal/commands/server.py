@@ -91,7 +91,7 @@ def run(config: Path, as_json: bool) -> None:
         why = f"the run is {where}: {state.reason or 'stopped by a signal'}; {remedy}"
         # A service unit restarts on exit code 1, and not on 3: a restart at once would find no site either.
         raise RunAbandoned(why) if state.over and state.is_empty else click.ClickException(why)
-    click.echo(f"The run is complete after {state.round} rounds.", err=as_json)
+    click.echo(f"The run is complete after {state.round} rounds.", err=as_json)  # JSON stands alone
 
 
 def _passphrase(config: CoordinatorConfig) -> bytes:

@@ -11,6 +11,7 @@ from agreement import PROTECTIONS
 from protoseal.commands.options import FILE, example, parse_words
 from protoseal.commands.terminal_output import one_line_errors, print_warnings
 
+# Options have no defaults of their own: None leaves a setting to the file of --config, then to SimulationConfig.
 _SUMMARIES = "; ".join(f"{protection.name} ({protection.summary})" for protection in PROTECTIONS.values())
 
 

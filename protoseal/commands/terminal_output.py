@@ -31,16 +31,21 @@ def printable_lines(text: str) -> str:
 
 
 class PrintableRecords(logging.Filter):
-    """Logging filter that escapes a record. A traceback keeps its lines, each indented."""
+    """Logging filter that escapes a record. A traceback keeps its lines, each indented.
+
+    Records quote peers: without the escapes a peer could forge lines of the log, or move a terminal's cursor.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Escape the record and return True."""
-        record.msg, record.args = printable(record.getMessage()), None
+        record.msg = printable(record.getMessage())
+        record.args = None
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
             record.exc_info = None  # handlers show only its text
         if record.exc_text:
             lines = printable_lines(record.exc_text).split("\n")
+            # Indented, so that no line of it looks like a record of its own.
             record.exc_text = "\n".join(f"    {line}" for line in lines)
         return True
 
