@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from protoseal.commands.options import COUNT, DELTA, FRACTION, POSITIVE, Command, agreement_option, example
+from protoseal.commands.options import (
+    COUNT,
+    DELTA,
+    EXISTING_FILE,
+    EXISTING_FOLDER,
+    FRACTION,
+    POSITIVE,
+    Command,
+    agreement_option,
+    example,
+)
 from protoseal.commands.terminal_output import one_line_errors
 
 if TYPE_CHECKING:
@@ -197,15 +207,15 @@ def audit_training(
 
 
 @audit_group.command("run", epilog=example("protoseal budget audit run runs/simulation"))
-@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("directory", metavar="DIR", type=EXISTING_FOLDER)
 @click.option(
     "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="The site's file, where DIR is its state_dir: it names the data and the ledger.",
 )
 @click.option(
     "--data-root",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=EXISTING_FOLDER,
     help="Folder with torchvision's data files, for a simulation that had one.",
 )
 @click.option(

@@ -14,7 +14,7 @@ from privacy.accounting.accounting_rules import Accounting, accountant_for
 from privacy.ledger.budget_account import Account, read_account
 from privacy.ledger.lines import now
 from privacy.ledger.remaining_budget import spent_epsilon
-from protoseal.commands.options import example
+from protoseal.commands.options import FILE, FOLDER, example
 from protoseal.commands.terminal_output import one_line_errors
 from secure_client.config import SiteConfig, load_site
 from secure_client.privacy.ledger_anchors import missing_anchor, shown_anchor
@@ -31,15 +31,15 @@ _NO_BOUND = "the noise was too small for any finite ε"
 
 
 @click.command("statement", epilog=example("protoseal budget statement scans-2026.jsonl"))
-@click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.argument("ledger", type=FILE, required=False)
 @click.option(
     "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Configuration file of the site, in place of LEDGER; adds the site, its agreement and what its run plans.",
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder for privacy-statement.html and privacy-statement.json.  [default: print the statement]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the statement and its fields as JSON.")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from protoseal.commands.options import example
+from protoseal.commands.options import FOLDER, example
 from protoseal.commands.terminal_output import one_line_errors, print_warnings
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.command(epilog=example("protoseal demo --out runs/demo --rounds 3"))
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     default=Path("runs/demo"),
     show_default=True,
     help="Folder for everything that the demo writes.",

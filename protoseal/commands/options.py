@@ -13,6 +13,8 @@ LARGEST_COUNT = 10**9
 COUNT = click.IntRange(1, LARGEST_COUNT)
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -37,7 +39,7 @@ def agreement_option(what: str) -> Callable[[Command], Command]:
     return click.option(
         "--agreement",
         "file",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=EXISTING_FILE,
         help=f"Agreement, or configuration of `protoseal simulate`, from which {what} are taken unless given here.",
     )
 

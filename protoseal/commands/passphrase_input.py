@@ -16,6 +16,7 @@ import click
 from crypto.errors import MalformedError
 from crypto.process_memory import keep_memory_private
 from crypto.text_decoding import check_encoding
+from protoseal.commands.options import FILE
 
 VARIABLE = "PROTOSEAL_KEY_PASSPHRASE"
 CREDENTIALS, CREDENTIAL = "CREDENTIALS_DIRECTORY", "passphrase"
@@ -25,7 +26,7 @@ IN_CONFIG = "name a file as passphrase_file in the configuration"
 
 passphrase_option = click.option(
     "--passphrase-file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="File with the key's passphrase, readable by you alone. "
     f" [default: ${VARIABLE}, a service's credential, or a prompt]",
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from protoseal.commands.options import example
+from protoseal.commands.options import EXISTING_FILE, EXISTING_FOLDER, example
 from protoseal.commands.terminal_output import one_line_errors, printable
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "--run",
     "folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=EXISTING_FOLDER,
     required=True,
     help="Output folder of a site, with its trained model.",
 )
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "--image",
     "images",
     multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="Image file to classify; may be repeated.",
 )
 @click.option(

@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from protoseal.commands.options import example
+from protoseal.commands.options import EXISTING_FOLDER, example
 from protoseal.commands.terminal_output import one_line_errors
 
 
 @click.command(epilog=example("protoseal report runs/demo"))
-@click.argument("run_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("run_dir", type=EXISTING_FOLDER)
 @click.option(
     "--class",
     "class_name",
@@ -20,7 +20,7 @@ from protoseal.commands.terminal_output import one_line_errors
 )
 @click.option(
     "--against",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=EXISTING_FOLDER,
     help="Folder of another run: print how RUN_DIR's method differs from it, seed by seed, and write no page.",
 )
 @one_line_errors
