@@ -45,7 +45,8 @@ _SETTINGS = {
 
 def areas(run: RecordedRun) -> dict[str, float]:
     """Return the area under the ROC curve of each attack, over the candidates of all sites."""
-    shadows, found = train_shadows(run), dict[str, list[tuple[Rows, Rows]]]()
+    shadows = train_shadows(run)
+    scores_by_kind = dict[str, list[tuple[Rows, Rows]]]()
     for name, site in run.sites.items():
         uploaded, *_ = read_models(run, Adversary.COORDINATOR, name)
         classifier = _classifier(run, load_model(run, uploaded.vector))
@@ -56,13 +57,13 @@ def areas(run: RecordedRun) -> dict[str, float]:
             scores = [
                 _scores(attack, part) for part in (site.train, divide_test_samples(run, name).outsiders)
             ]
-            found.setdefault(kind, []).append((scores[0], scores[1]))
+            scores_by_kind.setdefault(kind, []).append((scores[0], scores[1]))
     art = {
         kind: auc(*(np.concatenate(part) for part in zip(*pairs, strict=True)))
-        for kind, pairs in found.items()
+        for kind, pairs in scores_by_kind.items()
     }
-    own, *_ = ModelMembership().measure(run, Adversary.COORDINATOR)
-    return {**art, "offline LiRA of this project": own.value}
+    offline, *_ = ModelMembership().measure(run, Adversary.COORDINATOR)
+    return {**art, "offline LiRA of this project": offline.value}
 
 
 def _forest(classifier: PyTorchClassifier, shadows: Shadows) -> MembershipInferenceBlackBox:
@@ -81,12 +82,12 @@ def _predictions(
 ) -> tuple[Rows, Labels]:
     """Return class probabilities (count, K) and labels (count,) of randomly drawn pairs of a model and a sample."""
     with torch.no_grad():
-        found = [
+        outputs = [
             torch.softmax(compute_outputs(model, part.inputs).logits, dim=1).numpy()
             for model, part in zip(models, parts, strict=True)
         ]
     chosen = np.random.default_rng(0).permutation(sum(map(len, parts)))[:count]
-    return np.concatenate(found)[chosen], np.concatenate([part.labels for part in parts])[chosen]
+    return np.concatenate(outputs)[chosen], np.concatenate([part.labels for part in parts])[chosen]
 
 
 def _classifier(run: RecordedRun, model: PrototypeModel) -> PyTorchClassifier:
@@ -103,8 +104,8 @@ def _classifier(run: RecordedRun, model: PrototypeModel) -> PyTorchClassifier:
 def _scores(attack: Any, candidates: LabelledImages) -> Rows:
     """Return a score (N,) of each candidate, which is higher for those that the attack calls members."""
     inputs, labels = candidates.inputs.numpy(), candidates.labels
-    found = np.asarray(attack.infer(inputs, labels, probabilities=True), dtype=np.float64)
-    return found.reshape(len(labels), -1)[:, -1]
+    scores = np.asarray(attack.infer(inputs, labels, probabilities=True), dtype=np.float64)
+    return scores.reshape(len(labels), -1)[:, -1]
 
 
 if __name__ == "__main__":

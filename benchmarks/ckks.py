@@ -38,7 +38,7 @@ from benchmarks.record import (
     json_option,
     machine,
     peak_memory,
-    recorded,
+    record_cases,
     show,
     spent_on,
 )
@@ -153,7 +153,7 @@ def _bound(group: Group, plan: CkksBenchmark) -> Case:
         "key_switches_pair_by_pair": pairs * (rotations + 1) + 2 * packing.parts * plan.sites,
         **{f"{name}_{primes}_primes": switches[name, primes] for name, primes in tasks},
         **{f"{name}_{primes}_primes_ms": 1e3 * _median(once[name, primes], 1) for name, primes in tasks},
-        "over_bound": statistics.median(own.cpu / least.cpu for own, least in times),
+        "over_bound": statistics.median(circuit.cpu / bound.cpu for circuit, bound in times),
     }
     return Case(what, spent[1:], bounds[1:])
 
@@ -175,7 +175,7 @@ def _switches(group: Group, work: CkksRound, packing: Packing) -> Counter[Switch
 
 
 def _median(spent: list[Spent], part: int) -> float:
-    return statistics.median(each[part] for each in spent)
+    return statistics.median(times[part] for times in spent)
 
 
 def _two_processes(group: Group, plan: CkksBenchmark) -> Case:
@@ -214,7 +214,7 @@ def _computed(whole: Task) -> None:
 def _on_busiest_core(task: Task) -> Spent:
     before = _on_core()
     spent = spent_on(task)
-    theirs = [each - before.get(pid, 0.0) for pid, each in _on_core().items()]
+    theirs = [seconds - before.get(pid, 0.0) for pid, seconds in _on_core().items()]
     return Spent(spent.wall, spent.cpu + max(theirs, default=0.0))
 
 
@@ -313,7 +313,7 @@ def main(path: Path | None, plot: Path | None, plot_dims: Path | None, **setting
     The figures are CPU seconds, key switches, bytes sent, and errors beside their stated bounds.
     """
     plan = CkksBenchmark(**settings)  # type: ignore[arg-type]  # click has checked them
-    cases = recorded("ckks", measure(plan), path, machine())
+    cases = record_cases("ckks", measure(plan), path, machine())
     show(cases, COLUMNS, CAPTION)
     for target, along in ((plot, "sites"), (plot_dims, "dim")):
         if target is not None:

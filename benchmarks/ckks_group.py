@@ -205,7 +205,7 @@ def _error(rounds: Sequence[CkksRound], combination: Combination, setting: dict[
     """Return the largest error of an answer's coordinates over several keys, and the bound at the smallest D."""
     work = rounds[0]
     exact, held = _exact(work, combination), work.cohort.holds
-    wrong = np.max([np.abs(each.received() - exact).max(axis=-1) for each in rounds], axis=0)
+    wrong = np.max([np.abs(work.received() - exact).max(axis=-1) for work in rounds], axis=0)
     totals = _totals(work.stack, work.cohort)
     bounds = np.stack([peer_error(total, work.cohort.counts, len(work.stack)) for total in totals])
     sites, classes, dim = work.stack.shape
@@ -236,4 +236,4 @@ def _exact(work: CkksRound, combination: Combination) -> Array:
 def _totals(stack: Array, cohort: Cohort) -> Array:
     """Return D_i of each site and class, (n, K), over the holders of the class."""
     held = cohort.holds[:, :, None]
-    return np.stack([(np.square(stack - own) * held).sum(axis=(0, 2)) for own in stack])
+    return np.stack([(np.square(stack - rows) * held).sum(axis=(0, 2)) for rows in stack])

@@ -197,9 +197,9 @@ def _turn(site: LocalSite, round_: MaskedRound, *, stays: bool) -> Phase | None:
 def _check_mean(agreement: Agreement, round_: MaskedRound, rows: Sequence[Float]) -> None:
     """Check that the result is the mean over the sites whose values came: another result is nothing to time."""
     (content,) = round_.results
-    found = codec.decode_payload(content, limits_of(agreement), result_shape(agreement)).arrays[0]
+    mean = codec.decode_payload(content, limits_of(agreement), result_shape(agreement)).arrays[0]
     half_a_unit = agreement.fixed_point().resolution / 2
-    if (np.abs(found - np.mean(rows, axis=0).ravel()) > half_a_unit + 1e-12).any():
+    if (np.abs(mean - np.mean(rows, axis=0).ravel()) > half_a_unit + 1e-12).any():
         raise RuntimeError("the result is not the mean of the survivors' values")
 
 

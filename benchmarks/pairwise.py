@@ -15,7 +15,7 @@ import click
 from agreement import MaskingSection
 from agreement.errors import UserError
 from benchmarks.masked_round import MaskedRound, play
-from benchmarks.record import Case, Spent, Value, draw_growth, json_option, machine, recorded, show
+from benchmarks.record import Case, Spent, Value, draw_growth, json_option, machine, record_cases, show
 from crypto.pairwise.attempt import threshold
 from protoseal.commands.options import COUNT, FILE, example, parse_counts
 from protoseal.commands.terminal_output import one_line_errors
@@ -95,9 +95,9 @@ def check_tolerated(sites: int, dropped: int) -> None:
     """Raise :class:`UserError` if a masked sum of so many ``sites`` cannot lose ``dropped`` of them."""
     if sites < 2:
         raise UserError("a group has 2 or more sites")
-    most = sites - threshold(sites)
-    if dropped > most:
-        raise UserError(f"a group of {sites} sites continues without {most} of them at most, not {dropped}")
+    limit = sites - threshold(sites)
+    if dropped > limit:
+        raise UserError(f"a group of {sites} sites continues without {limit} of them at most, not {dropped}")
 
 
 def _growth(plan: MaskedSumBenchmark, sites: int) -> Case:
@@ -109,18 +109,18 @@ def _growth(plan: MaskedSumBenchmark, sites: int) -> Case:
             "case": "growth",
             **plan.facts(sites, dropped, rounds[-1]),
             **{
-                f"site_{phase.name.lower()}": statistics.median(each.site_step(phase) for each in rounds)
+                f"site_{phase.name.lower()}": statistics.median(played.site_step(phase) for played in rounds)
                 for phase in SITE_STEPS
             },
-            "coordinator_seconds": statistics.median(each.coordinator_seconds for each in rounds),
+            "coordinator_seconds": statistics.median(played.coordinator_seconds for played in rounds),
             **{
                 f"coordinator_{phase.name.lower()}": statistics.median(
-                    each.coordinator[phase] for each in rounds
+                    played.coordinator[phase] for played in rounds
                 )
                 for phase in rounds[-1].coordinator
             },
         },
-        [Spent(each.site_seconds, each.site_seconds) for each in rounds],
+        [Spent(played.site_seconds, played.site_seconds) for played in rounds],
     )
 
 
@@ -177,7 +177,7 @@ def main(
         ),
         **settings,  # type: ignore[arg-type]  # click has checked them
     )
-    cases = recorded("pairwise", measure(plan), path, machine())
+    cases = record_cases("pairwise", measure(plan), path, machine())
     show(cases, COLUMNS, CAPTION)
     if plot is not None:
         draw_growth(plot, cases, "sites", CURVES, ("sites", "seconds"))

@@ -58,7 +58,7 @@ class Case:
     @property
     def ratio(self) -> float | None:
         """Speed relative to the baseline: the median over pairs that ran one after the other."""
-        return self._ratio([each.wall for each in self.baseline], [each.wall for each in self.spent])
+        return self._ratio([spent.wall for spent in self.baseline], [spent.wall for spent in self.spent])
 
     @property
     def cpu_ratio(self) -> float | None:
@@ -66,14 +66,14 @@ class Case:
 
         The ratio is valid for one thread only: threads of one program wait for each other, and waiting counts.
         """
-        return self._ratio([each.cpu for each in self.baseline], [each.cpu for each in self.spent])
+        return self._ratio([spent.cpu for spent in self.baseline], [spent.cpu for spent in self.spent])
 
     def as_json(self) -> dict[str, Value]:
         """Return one object of ``cases``."""
         return {
             **self.what,
-            "seconds": statistics.median(each.wall for each in self.spent),
-            "baseline_seconds": _median([each.wall for each in self.baseline]),
+            "seconds": statistics.median(spent.wall for spent in self.spent),
+            "baseline_seconds": _median([spent.wall for spent in self.baseline]),
             "ratio": self.ratio,
             "cpu_ratio": self.cpu_ratio,
             "repeats": len(self.spent),
@@ -81,7 +81,9 @@ class Case:
 
     @staticmethod
     def _ratio(baseline: Sequence[float], ours: Sequence[float]) -> float | None:
-        return _median([theirs / own for theirs, own in zip(baseline, ours, strict=True)] if baseline else [])
+        return _median(
+            [theirs / mine for theirs, mine in zip(baseline, ours, strict=True)] if baseline else []
+        )
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -98,7 +100,7 @@ def spent_on(task: Task) -> Spent:
 def compare(what: Mapping[str, Value], ours: Task, baseline: Task, repeats: int) -> Case:
     """Time both sides alternately, so that other load affects both equally, after one warm-up run."""
     pairs = [(spent_on(baseline), spent_on(ours)) for _ in range(repeats + 1)][1:]
-    return Case(what, [own for _, own in pairs], [theirs for theirs, _ in pairs])
+    return Case(what, [mine for _, mine in pairs], [theirs for theirs, _ in pairs])
 
 
 def machine(**more: Value) -> dict[str, Value]:
@@ -123,7 +125,7 @@ def peak_memory() -> int:
 
 def as_record(name: str, machine: Mapping[str, Value], cases: Sequence[Case]) -> dict[str, object]:
     """Return the content of the whole file."""
-    return {"schema": 1, "name": name, "machine": dict(machine), "cases": [each.as_json() for each in cases]}
+    return {"schema": 1, "name": name, "machine": dict(machine), "cases": [case.as_json() for case in cases]}
 
 
 def write_record(path: Path, record: Mapping[str, object]) -> Path:
@@ -138,7 +140,9 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def recorded(name: str, cases: Iterable[Case], path: Path | None, facts: Mapping[str, Value]) -> list[Case]:
+def record_cases(
+    name: str, cases: Iterable[Case], path: Path | None, facts: Mapping[str, Value]
+) -> list[Case]:
     """Return the cases, written to ``path`` after each, so that an interrupted measurement keeps what it has."""
     done: list[Case] = []
     with Console(stderr=True).status("the first case") as status:
@@ -154,8 +158,9 @@ def show(cases: Iterable[Case], columns: Mapping[str, str], caption: str | None 
     """Print a table of the fields that ``columns`` name, by their headings; empty where a case lacks the field."""
     table = Table(*columns.values(), box=SIMPLE_HEAD, padding=0, pad_edge=False, caption=caption)
     table.columns[0].no_wrap = True
-    for case in (each.as_json() for each in cases):
-        table.add_row(*(_cell(case.get(name)) for name in columns))
+    for case in cases:
+        fields = case.as_json()
+        table.add_row(*(_cell(fields.get(name)) for name in columns))
     Console().print(table)
 
 
@@ -205,8 +210,8 @@ def growth_curves(horizontal: str, vertical: str, lines: Mapping[str, Sequence[t
 
 def _apart(places: Sequence[float]) -> list[float]:
     """Return the places whose labels do not overlap the previous label."""
-    kept: list[float] = []
+    labelled: list[float] = []
     for place in places:
-        if not kept or place > _LEAST_STEP * kept[-1]:
-            kept.append(place)
-    return kept
+        if not labelled or place > _LEAST_STEP * labelled[-1]:
+            labelled.append(place)
+    return labelled

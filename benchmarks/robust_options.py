@@ -76,7 +76,7 @@ def lost_in_sums(run: RecordedRun, poison: Poison, size: int, seed: int = 0) -> 
     tests = [(site.features(site.test.inputs), site.test.labels) for site in honest]
 
     def accuracy(rows: Rows) -> float:
-        return float(np.mean([(_nearest(each, rows) == labels).mean() for each, labels in tests]))
+        return float(np.mean([(_nearest(features, rows) == labels).mean() for features, labels in tests]))
 
     right = accuracy(clean.mean(axis=0))
     return {
@@ -103,8 +103,8 @@ def lines() -> Iterator[str]:
         settings = {"method": "fedproto", "split": "iid", "sites": sites, "rounds": 2, "norm_bound": 10.0}
         run = record_run(load_simulation(None, settings), 0)
         for name, poison in (("scaled", SCALED), ("shift", SHIFT)):
-            found = [lost_in_sums(run, poison, _GROUP, seed) for seed in range(_ORDERS)]
-            words = [f"{key} {np.mean([each[key] for each in found]):+.3f}" for key in found[0]]
+            losses = [lost_in_sums(run, poison, _GROUP, seed) for seed in range(_ORDERS)]
+            words = [f"{key} {np.mean([loss[key] for loss in losses]):+.3f}" for key in losses[0]]
             yield f"{sites} sites, {name}: {', '.join(words)}"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.pfpl import Weighting, peer_weights
-from benchmarks.record import Case, Value, compare, draw_growth, json_option, machine, recorded, show
+from benchmarks.record import Case, Value, compare, draw_growth, json_option, machine, record_cases, show
 from crypto import rotation
 from crypto.keys import KEY_BYTES
 from crypto.plain import GramServer, PlainServer, PlainSite
@@ -197,7 +197,7 @@ def _weights(gram: NDArray[np.float64], holds: NDArray[np.bool_]) -> NDArray[np.
 def main(path: Path | None, plot: Path | None, **settings: object) -> None:
     """Measure rotated prototypes: seconds of a site and of the coordinator, beside those of plain prototypes."""
     plan = RotationBenchmark(**settings)  # type: ignore[arg-type]  # click has checked them
-    cases = recorded("rotation", measure(plan), path, machine())
+    cases = record_cases("rotation", measure(plan), path, machine())
     show(cases, COLUMNS)
     if plot is not None:
         axes = ("dimension of a prototype", "seconds of a site's protect")

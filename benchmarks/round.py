@@ -16,7 +16,7 @@ import click
 
 from agreement import Method, Protection, method_named
 from algorithms.pfpl import Weighting
-from benchmarks.record import Case, Spent, Value, json_option, machine, recorded, show, spent_on
+from benchmarks.record import Case, Spent, Value, json_option, machine, record_cases, show, spent_on
 from crypto.protection import Pool
 from protoseal.commands.options import COUNT, example
 from protoseal.commands.terminal_output import one_line_errors
@@ -155,9 +155,11 @@ class Course:
 
     def _part(self, number: int, whole: Spent, training: Spent, up: float, down: float) -> RoundCosts:
         logs = self.federation.pool.logs().values()
-        seconds = [each.seconds for log in logs for each in log.rounds if each.round == number]
-        train, protect = (sum(each[name] for each in seconds) for name in ("train", "protect"))
-        aggregate = next(each.aggregate_seconds for each in self.federation.rounds if each.round == number)
+        seconds = [report.seconds for log in logs for report in log.rounds if report.round == number]
+        train, protect = (sum(parts[name] for parts in seconds) for name in ("train", "protect"))
+        aggregate = next(
+            record.aggregate_seconds for record in self.federation.rounds if record.round == number
+        )
         return RoundCosts(whole, training, train, protect, aggregate, up, down)
 
     def _bytes(self) -> tuple[float, float]:
@@ -260,13 +262,13 @@ def _ratios(ours: Sequence[RoundCosts], plain: Sequence[RoundCosts], sites: int)
     cpu = _median(part.training.cpu for part in (*ours, *plain))
     train = _median(part.train for part in (*ours, *plain))
     return {
-        "over_plain": _median(own.whole.wall / base.whole.wall for own, base in pairs),
-        "cpu_over_plain": _median(own.whole.cpu / base.whole.cpu for own, base in pairs),
+        "over_plain": _median(protected.whole.wall / base.whole.wall for protected, base in pairs),
+        "cpu_over_plain": _median(protected.whole.cpu / base.whole.cpu for protected, base in pairs),
         "same_training_over_plain": _median(
-            (cpu + own.rest.cpu) / (cpu + base.rest.cpu) for own, base in pairs
+            (cpu + protected.rest.cpu) / (cpu + base.rest.cpu) for protected, base in pairs
         ),
         "apart_over_plain": _median(
-            _apart(train, own, sites) / _apart(train, base, sites) for own, base in pairs
+            _apart(train, protected, sites) / _apart(train, base, sites) for protected, base in pairs
         ),
     }
 
@@ -344,7 +346,7 @@ def _median(values: Iterable[float]) -> float:
 def main(path: Path | None, method: str, weighting: str, **settings: object) -> None:
     """Measure whole rounds, training included, under masked and ckks beside plain."""
     plan = RoundBenchmark(method_named(method), Weighting(weighting), **settings)  # type: ignore[arg-type]  # click has checked them
-    cases = recorded("round", measure(plan), path, machine())
+    cases = record_cases("round", measure(plan), path, machine())
     show(cases, COLUMNS, CAPTION)
 
 

@@ -169,7 +169,7 @@ def accuracies(group: Group, config: SimulationConfig) -> dict[str, Accuracies]:
     """Run a group; return the accuracies of each of its samples by the method's own inference."""
     seeds = simulate(config).seeds
     return {
-        name: {each.seed: float(each.metrics[method].accuracy or 0.0) for each in seeds}
+        name: {run.seed: float(run.metrics[method].accuracy or 0.0) for run in seeds}
         for method, name in group.methods.items()
     }
 

@@ -24,7 +24,7 @@ from agreement import MaskingSection
 from agreement.errors import UserError
 from benchmarks.masked_round import MaskedRound
 from benchmarks.pairwise import FLOAT32_BYTES, MaskedSumBenchmark, check_tolerated
-from benchmarks.record import Case, Spent, Value, json_option, machine, recorded, show
+from benchmarks.record import Case, Spent, Value, json_option, machine, record_cases, show
 from protoseal.commands.options import COUNT
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal_wire.messages import Phase
@@ -234,7 +234,7 @@ def main(
     plan = MaskedSumBenchmark((sites,), classes, dim, dropped, repeats, masking)
     patterns = dict.fromkeys((0, plan.dropped_of(sites)))
     cases = (case for each in patterns for case in compare(plan, sites, each, flwr_python))
-    show(recorded("secagg", cases, path, machine()), COLUMNS, CAPTION)
+    show(record_cases("secagg", cases, path, machine()), COLUMNS, CAPTION)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from benchmarks.record import (
     json_option,
     machine,
     peak_memory,
-    recorded,
+    record_cases,
     show,
     spent_on,
 )
@@ -307,7 +307,7 @@ def main(path: Path | None, samples: int | None, sites: int, **settings: object)
         samples=samples or max(1, MNIST_SAMPLES // sites),
         **settings,  # type: ignore[arg-type]  # click has checked them
     )
-    show(recorded("train", measure(plan), path, machine_of(plan)), COLUMNS)
+    show(record_cases("train", measure(plan), path, machine_of(plan)), COLUMNS)
 
 
 if __name__ == "__main__":
