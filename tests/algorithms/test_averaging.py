@@ -12,7 +12,7 @@ from tests.algorithms import feddbp_reference as reference
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 4))
-def test_prototypes_are_plain_means_over_holders(seed: int, sites: int, min_holders: int) -> None:
+def test_prototype_means_are_plain_means_over_holders(seed: int, sites: int, min_holders: int) -> None:
     rng = np.random.default_rng(seed)
     stack, holds = rng.normal(size=(sites, 4, 3)), rng.random((sites, 4)) < 0.6
     rows, has = prototype_means((stack * holds[:, :, None]).sum(axis=0), holds.sum(axis=0), min_holders)
@@ -21,14 +21,14 @@ def test_prototypes_are_plain_means_over_holders(seed: int, sites: int, min_hold
     np.testing.assert_allclose(rows, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_comparison_sees_a_mean_over_all_sites() -> None:
+def test_prototype_means_check_sees_a_mean_over_all_sites() -> None:
     """Three sites, of which two hold the second class."""
     sums, holders = np.array([[3.0], [4.0]]), np.array([3, 2])
     assert prototype_means(sums, holders, 1)[0].tolist() == [[1.0], [2.0]]
     assert prototype_means(sums, np.array([3, 3]), 1)[0].tolist() != [[1.0], [2.0]]
 
 
-def test_a_class_with_too_few_holders_is_withheld_whatever_its_sum() -> None:
+def test_prototype_means_class_of_too_few_holders_is_withheld() -> None:
     """Nothing of a lone holder's row gets out, and what noise or masks left in an empty sum is not divided by 0."""
     sums = np.array([[[4.0, 8.0], [5.0, 5.0], [1e-9, -1e-9]], [[6.0, 0.0], [2.0, 2.0], [3.0, 3.0]]])
     rows, has = prototype_means(sums, np.array([[2, 1, 0], [3, 2, 1]]), 2)
@@ -37,7 +37,7 @@ def test_a_class_with_too_few_holders_is_withheld_whatever_its_sum() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5))
-def test_a_weighted_mean_is_that_of_a_loop(seed: int, sites: int) -> None:
+def test_weighted_mean_equals_a_loop(seed: int, sites: int) -> None:
     rng = np.random.default_rng(seed)
     vectors, counts = rng.normal(size=(sites, 3)), rng.integers(1, 50, size=sites)
     total = np.zeros(3)
@@ -47,7 +47,7 @@ def test_a_weighted_mean_is_that_of_a_loop(seed: int, sites: int) -> None:
     np.testing.assert_allclose(weighted_mean(total, int(counts.sum())), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_groups_have_a_weight_each() -> None:
+def test_weighted_mean_divides_every_group_by_its_weight() -> None:
     assert weighted_mean(np.array([[2.0, 4.0], [3.0, 9.0]]), np.array([2, 3])).tolist() == [[1, 2], [1, 3]]
 
 
@@ -63,5 +63,5 @@ PRESENCE = np.array([[True, True, False, True], [False, True, False, True], [Fal
         (4, [False, False, False, False]),
     ],
 )
-def test_a_class_is_active_from_min_holders_sites_on(minimum: int, expected: list[bool]) -> None:
+def test_active_classes_begin_at_min_holders(minimum: int, expected: list[bool]) -> None:
     assert active_classes(PRESENCE, minimum).tolist() == expected

@@ -62,7 +62,7 @@ def sites(draw: st.DrawFn) -> Site:
 
 
 @given(sites())
-def test_targets_are_those_of_equations_9_and_10(site: Site) -> None:
+def test_fuse_equals_equations_9_and_10(site: Site) -> None:
     rows, present = site.fused()
     assert present.tolist() == site.has.tolist()
     np.testing.assert_allclose(rows, site.by_loops(), rtol=1e-12, atol=0)
@@ -76,7 +76,7 @@ def some_site() -> Site:
     return Site(own, has_own, scores, mean, has, eta=0.8, top=2)
 
 
-def test_the_comparison_sees_other_channels_and_weights() -> None:
+def test_fuse_check_sees_other_channels_and_weights() -> None:
     """Doubles: the lowest scores, one ranking for all classes, the weights the other way round, no fusion."""
     site = some_site()
     expected = site.by_loops()
@@ -93,7 +93,7 @@ def test_the_comparison_sees_other_channels_and_weights() -> None:
     assert not same(site.fused(personal=False)[0])
 
 
-def test_known_answers() -> None:
+def test_fuse_known_answers() -> None:
     """The two channels with the highest scores are three quarters the site's own."""
     rows, present = fuse(
         np.array([[4.0, 4.0, 4.0, 4.0]]),
@@ -115,7 +115,7 @@ def test_fusion_keeps_the_lower_channel_of_equal_scores() -> None:
     np.testing.assert_array_equal(rows[:3, 2:], site.mean[:3, 2:])
 
 
-def test_a_class_that_the_site_lacks_is_all_the_mean_and_a_withheld_one_is_nobodys() -> None:
+def test_fuse_class_that_the_site_lacks_is_the_mean() -> None:
     site = some_site()
     rows, present = site.fused()
     np.testing.assert_array_equal(rows[3], site.mean[3])
@@ -124,7 +124,7 @@ def test_a_class_that_the_site_lacks_is_all_the_mean_and_a_withheld_one_is_nobod
 
 
 @given(sites())
-def test_extremes_are_the_mean_and_the_sites_own(site: Site) -> None:
+def test_fuse_extreme_eta_and_top_give_mean_or_own(site: Site) -> None:
     mean = np.where(site.has[:, None], site.mean, 0.0)
     np.testing.assert_array_equal(site.fused(personal=False)[0], mean)
     np.testing.assert_array_equal(replace(site, eta=0.0).fused()[0], mean)
@@ -135,7 +135,7 @@ def test_extremes_are_the_mean_and_the_sites_own(site: Site) -> None:
 
 
 @given(sites())
-def test_arguments_are_left_alone_and_the_same_gives_the_same(site: Site) -> None:
+def test_fuse_changes_no_argument_and_repeats_its_bits(site: Site) -> None:
     before = [each.copy() for each in (site.own, site.scores, site.mean, site.has)]
     first, present = site.fused()
     present[:] = False
@@ -145,7 +145,7 @@ def test_arguments_are_left_alone_and_the_same_gives_the_same(site: Site) -> Non
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3))
-def test_from_the_sites_sums_to_each_sites_targets(seed: int, min_holders: int) -> None:
+def test_fuse_from_sums_gives_every_sites_targets(seed: int, min_holders: int) -> None:
     """Equations 9 and 10 after the mean over holders, for each of five sites."""
     rng = np.random.default_rng(seed)
     stack, holds = rng.normal(size=(5, 3, 4)), rng.random((5, 3)) < 0.6
@@ -189,7 +189,7 @@ def scores(
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_a_linear_classifiers_scores_are_the_closed_form(seed: int) -> None:
+def test_fisher_scores_linear_classifier_has_the_closed_form(seed: int) -> None:
     features, labels = samples(seed)
     model = linear()
     expected = reference.linear_scores(
@@ -199,7 +199,7 @@ def test_a_linear_classifiers_scores_are_the_closed_form(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_any_classifiers_scores_are_finite_differences(seed: int) -> None:
+def test_fisher_scores_any_classifier_has_finite_differences(seed: int) -> None:
     features, labels = samples(seed, 6)
     model = deep()
 
@@ -225,7 +225,7 @@ def one_by_one(features: Tensor, labels: Tensor, classifier: nn.Module) -> Tenso
 
 
 @pytest.mark.parametrize("batch", [1, 5, 12])
-def test_batches_are_one_sample_at_a_time(batch: int) -> None:
+def test_fisher_scores_batches_equal_single_samples(batch: int) -> None:
     features, labels = samples(4)
     torch.testing.assert_close(scores(features, labels, deep(), batch), one_by_one(features, labels, deep()))
 
@@ -241,14 +241,14 @@ def mean_gradients(features: Tensor, labels: Tensor, classifier: nn.Module) -> T
     return torch.stack(rows)
 
 
-def test_the_comparison_sees_squares_of_means_and_another_classs_gradient() -> None:
+def test_fisher_scores_check_sees_squares_of_means() -> None:
     features, labels = samples(4)
     expected = one_by_one(features, labels, deep())
     assert not torch.allclose(mean_gradients(features, labels, deep()), expected, rtol=1e-2)
     assert not torch.allclose(scores(features, (labels + 1) % CLASSES, deep()), expected, rtol=1e-2)
 
 
-def test_a_sample_is_judged_by_itself_in_evaluation_mode_only() -> None:
+def test_fisher_scores_training_mode_mixes_samples() -> None:
     """Batch normalisation in the classifier mixes a batch while it trains, and then batches matter."""
     features, labels = samples(5)
     torch.manual_seed(0)
@@ -260,7 +260,7 @@ def test_a_sample_is_judged_by_itself_in_evaluation_mode_only() -> None:
     torch.testing.assert_close(scores(features, labels, model, 12), scores(features, labels, model, 6))
 
 
-def test_a_class_without_samples_has_zeros() -> None:
+def test_fisher_scores_class_without_samples_has_zeros() -> None:
     features, _ = samples(6)
     found = scores(features, torch.ones(12, dtype=torch.int64), linear())
     assert found.dtype == torch.float64
@@ -268,7 +268,7 @@ def test_a_class_without_samples_has_zeros() -> None:
     assert found[1].all()
 
 
-def test_samples_that_are_all_but_certain_keep_their_scores() -> None:
+def test_fisher_scores_nearly_certain_samples_keep_theirs() -> None:
     """The double computes 1 − p in float32, where it is 0, and so loses the own class's part."""
     model = nn.Linear(DIM, CLASSES)
     weight = 2.0 * torch.eye(CLASSES, DIM) + torch.eye(CLASSES, DIM).roll(1, dims=1)
@@ -287,7 +287,7 @@ def test_samples_that_are_all_but_certain_keep_their_scores() -> None:
     assert not np.allclose(single[certain], expected[certain], rtol=0.1, atol=1e-30)
 
 
-def test_the_same_features_give_the_same_bits_and_nothing_is_left_behind() -> None:
+def test_fisher_scores_repeat_their_bits_and_leave_no_gradient() -> None:
     features, labels = samples(7)
     model = deep()
     with torch.no_grad():

@@ -108,7 +108,7 @@ def agrees(terms: Terms, expected: tuple[float, float]) -> bool:
 
 @pytest.mark.parametrize("switches", [*FORMS, *ABLATIONS, {"share": False, **PRINTED}])
 @given(case=cases(), weights=st.tuples(st.floats(0, 20), st.floats(0, 20), st.floats(0, 20)))
-def test_the_loss_is_equation_7(
+def test_feddbp_loss_is_equation_7(
     switches: dict[str, Any], case: Case, weights: tuple[float, float, float]
 ) -> None:
     objective = FeddbpLoss(*weights, temperature=TAU, **switches)
@@ -117,7 +117,7 @@ def test_the_loss_is_equation_7(
 
 
 @pytest.mark.parametrize("other", [*SWITCHES, *ABLATIONS])
-def test_the_comparison_sees_each_switch(other: dict[str, Any]) -> None:
+def test_feddbp_loss_check_sees_every_switch(other: dict[str, Any]) -> None:
     shared, decision, labels, targets = case = some_case()
     objective = FeddbpLoss(temperature=TAU)
     switched: FeddbpLoss = replace(objective, **other)
@@ -126,13 +126,13 @@ def test_the_comparison_sees_each_switch(other: dict[str, Any]) -> None:
     assert not agrees(terms, by_loops(objective, case))
 
 
-def test_the_defaults_are_the_papers_settings() -> None:
+def test_feddbp_loss_defaults_are_the_papers() -> None:
     assert FeddbpLoss() == FeddbpLoss(
         1.0, 10.0, 1.0, 0.07, literal=False, share=True, decision=True, hard=True
     )
 
 
-def test_known_answers() -> None:
+def test_feddbp_loss_known_answers() -> None:
     """z^s = (3, 4), target (3, 0): 16, half of it per channel. z^d at 60° of its own prototype and of the other's.
 
     Both distances are 1, so m = 1 and no negative is hard: L_d = −log[e^{−1/τ}/(2e^{−1/τ})] = log 2. Printed, M = 1.
@@ -149,7 +149,7 @@ def test_known_answers() -> None:
 
 
 @pytest.mark.parametrize("switches", [{}, PRINTED])
-def test_without_targets_there_is_cross_entropy_on_both_branches(switches: dict[str, Any]) -> None:
+def test_feddbp_loss_without_targets_is_cross_entropy_on_both_branches(switches: dict[str, Any]) -> None:
     shared, decision, labels, _ = some_case()
     nobody = Targets.of(np.full((CLASSES, DIM), np.nan), np.zeros(CLASSES, dtype=np.bool_))
     objective = FeddbpLoss(0.7, **switches)
@@ -164,7 +164,7 @@ def test_without_targets_there_is_cross_entropy_on_both_branches(switches: dict[
         torch.testing.assert_close(moved, alone, rtol=1e-12, atol=0)
 
 
-def test_a_single_target_has_nothing_to_contrast_with() -> None:
+def test_decision_contrast_single_target_is_zero() -> None:
     _, decision, labels, targets = some_case(present=(False, True, False, False))
     assert decision_contrast(decision, labels, targets, temperature=TAU).item() == pytest.approx(
         0.0, abs=1e-12
@@ -173,7 +173,7 @@ def test_a_single_target_has_nothing_to_contrast_with() -> None:
     assert quotient.item() == pytest.approx(-1.0)
 
 
-def test_samples_and_classes_without_a_target_count_nowhere() -> None:
+def test_feddbp_loss_samples_without_target_count_nowhere() -> None:
     """Another sample of a class without a target changes neither L_s nor L_d, nor does what its row holds."""
     shared, decision, labels, targets = some_case()
     objective = FeddbpLoss(0.0, temperature=TAU)
@@ -189,9 +189,7 @@ def test_samples_and_classes_without_a_target_count_nowhere() -> None:
 
 @pytest.mark.parametrize("switches", FORMS)
 @given(case=cases())
-def test_gradients_are_finite_differences_with_the_boundary_held(
-    switches: dict[str, Any], case: Case
-) -> None:
+def test_decision_contrast_gradient_holds_the_boundary(switches: dict[str, Any], case: Case) -> None:
     _, features, labels, targets = case
     found = gradient(lambda z: decision_contrast(z, labels, targets, temperature=TAU, **switches), features)
     m = reference.boundary(
@@ -207,7 +205,7 @@ def test_gradients_are_finite_differences_with_the_boundary_held(
         assert found[b, j].item() == pytest.approx((above - below) / (2 * step), rel=1e-4, abs=1e-6)
 
 
-def test_the_comparison_sees_a_boundary_that_gets_a_gradient() -> None:
+def test_decision_contrast_check_sees_a_boundary_with_gradient() -> None:
     """Differences of the loops whose m moves with the features are others."""
     _, features, labels, targets = some_case()
     found = gradient(lambda z: decision_contrast(z, labels, targets, temperature=TAU), features)[0, 0]
@@ -242,21 +240,21 @@ def moved_from_the_hard_negative(**switches: bool) -> float:
     return (away[1] - away[0]) / 1e-6
 
 
-def test_a_hard_negative_repels() -> None:
+def test_decision_contrast_hard_negative_repels() -> None:
     assert moved_from_the_hard_negative() > 1.0
 
 
-def test_contrast_as_printed_attracts_a_hard_negative() -> None:
+def test_decision_contrast_printed_form_attracts_a_hard_negative() -> None:
     """The printed boundary is not the default because it grows as the hard negative gets farther."""
     assert moved_from_the_hard_negative(literal=True) < 0.0
     assert moved_from_the_hard_negative(literal=True, hard=False) > 0.0
 
 
-def test_mining_makes_a_hard_negative_repel_more() -> None:
+def test_decision_contrast_boundary_term_repels_more() -> None:
     assert moved_from_the_hard_negative() > 10 * moved_from_the_hard_negative(hard=False)
 
 
-def test_easy_negatives_count_in_the_printed_boundary_term_alone() -> None:
+def test_decision_contrast_easy_negatives_count_in_print_alone() -> None:
     """No negative is nearer than m = 0.975; e^0 for each of the two is as much as the sample's own prototype has."""
     features, labels, targets = hard_negative(1.9)
     found, without, printed = (
@@ -267,7 +265,7 @@ def test_easy_negatives_count_in_the_printed_boundary_term_alone() -> None:
     assert printed == pytest.approx(-1 / 3)
 
 
-def test_a_negative_adds_one_when_it_crosses_the_boundary() -> None:
+def test_decision_contrast_negative_at_the_boundary_adds_one() -> None:
     """The boundary is m = (distance + 2)/4, which is the distance at 2/3."""
     within, beyond = (
         decision_contrast(*hard_negative(2 / 3 + step), temperature=0.07).item() for step in (-1e-9, 1e-9)
@@ -289,13 +287,13 @@ def slope_as_the_hard_negative_backs_away(**switches: bool) -> float:
     return float(slopes[0] * -sin + slopes[1] * cos)
 
 
-def test_a_hard_negative_is_repelled_seen_from_the_prototype() -> None:
+def test_decision_contrast_hard_negatives_prototype_is_repelled() -> None:
     assert slope_as_the_hard_negative_backs_away() < -1.0
     assert slope_as_the_hard_negative_backs_away(literal=True) > 0.0
 
 
 @pytest.mark.parametrize("switches", [{}, PRINTED])
-def test_batches_can_be_stacked(switches: dict[str, Any]) -> None:
+def test_feddbp_loss_batches_can_be_stacked(switches: dict[str, Any]) -> None:
     """Three sites' batches, with other labels and targets each, in one program: losses and gradients are the loop's."""
     sites = [some_case(0), some_case(1, (True,) * 4), some_case(2, (False,) * 4)]
     objective = FeddbpLoss(temperature=TAU, **switches)
@@ -318,7 +316,7 @@ def test_batches_can_be_stacked(switches: dict[str, Any]) -> None:
             torch.testing.assert_close(together[at], single)
 
 
-def test_a_small_temperature_overflows_nothing() -> None:
+def test_decision_contrast_small_temperature_stays_finite() -> None:
     """The printed form's e^{m/τ} is beyond float32: the quotient of the loops is not a number there."""
     _, features, labels, targets = some_case(present=(True,) * 4)
     loss = decision_contrast(features.float(), labels, targets, temperature=1e-3)
@@ -335,7 +333,7 @@ def test_a_small_temperature_overflows_nothing() -> None:
     scale=st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e15]),
     labels=st.lists(st.integers(0, 3), min_size=1, max_size=4),
 )
-def test_no_gradient_is_ever_nan(
+def test_feddbp_loss_gradient_is_never_nan(
     switches: dict[str, Any], dtype: torch.dtype, scale: float, labels: list[int]
 ) -> None:
     """Features of zeros and at their target, prototypes of zeros, and absent rows that are not numbers."""
@@ -350,7 +348,7 @@ def test_no_gradient_is_ever_nan(
     assert leaf.grad.isfinite().all()
 
 
-def test_a_model_without_the_branch_is_refused_unless_it_is_left_out() -> None:
+def test_feddbp_loss_model_without_branch_needs_decision_false() -> None:
     shared, _, labels, targets = some_case()
     given = Outputs(shared, shared @ MIX)
     with pytest.raises(ValueError, match="decision"):

@@ -85,7 +85,7 @@ def test_means_within_groups_are_those_of_the_reference(sites: Sites) -> None:
 
 @pytest.mark.parametrize("literal", [False, True])
 @given(sites=federations())
-def test_mixtures_are_those_of_equations_5_to_8(literal: bool, sites: Sites) -> None:
+def test_mix_groups_equals_equations_5_to_8(literal: bool, sites: Sites) -> None:
     groups = sites.groups()
     assert same(mix_groups(groups, literal=literal), expected_between(groups, literal=literal))
 
@@ -98,7 +98,7 @@ def some_sites() -> Sites:
     return Sites(rng.random((9, 3, 4)) + 0.1, holds, rng.normal(size=(9, 5)), labels, 3)
 
 
-def test_the_comparison_sees_each_departure() -> None:
+def test_mix_groups_check_sees_every_departure() -> None:
     """Doubles that take zeros for absent classes, another ρ for θ, cosines per class, or no weights, all fail."""
     groups = some_sites().groups()
     right, expected = mix_groups(groups), expected_between(groups)
@@ -112,7 +112,7 @@ def test_the_comparison_sees_each_departure() -> None:
     assert not same(replace(right, rows=per_class), expected)
 
 
-def test_known_answers() -> None:
+def test_mix_groups_known_answers() -> None:
     """Unit vectors at 60°: cos = 1/2, so ρ = (2/3, 1/3). The second class is the second group's alone."""
     rows = np.array([[[1.0, 0.0], [0.0, 0.0]], [[0.5, 0.0], [0.0, 3**0.5 / 2]]])
     has = np.array([[True, False], [True, True]])
@@ -126,7 +126,7 @@ def test_known_answers() -> None:
     np.testing.assert_allclose(literal.rows[0, 1], [0, 3**0.5 / 6], atol=1e-15)
 
 
-def test_a_class_of_groups_at_cosine_0_is_not_mixed_in() -> None:
+def test_mix_groups_class_of_groups_at_cosine_0_is_left_out() -> None:
     """Groups without a class in common are at cosine 0, so neither gets the other's; the third class is nobody's."""
     rows = np.array([[[1.0], [0.0], [0.0]], [[0.0], [2.0], [0.0]]])
     has = np.array([[True, False, False], [False, True, False]])
@@ -136,7 +136,7 @@ def test_a_class_of_groups_at_cosine_0_is_not_mixed_in() -> None:
 
 
 @given(federations())
-def test_rows_of_rho_are_convex(sites: Sites) -> None:
+def test_similarity_weights_rows_are_convex(sites: Sites) -> None:
     weights = similarity_weights(sites.groups().rows)
     assert (weights >= 0.0).all()
     np.testing.assert_allclose(weights.sum(axis=1), 1.0, atol=1e-12)
@@ -144,7 +144,7 @@ def test_rows_of_rho_are_convex(sites: Sites) -> None:
     assert (weights <= own[:, None] * (1 + 1e-12)).all(), "no group is more alike than the group itself"
 
 
-def test_a_group_without_prototypes_has_weight_on_itself_alone() -> None:
+def test_similarity_weights_group_without_prototypes_weighs_itself() -> None:
     rows = np.zeros((3, 2, 2))
     rows[1, 0] = [1.0, 2.0]
     rows[2, 0] = [2.0, 1.0]
@@ -155,7 +155,7 @@ def test_a_group_without_prototypes_has_weight_on_itself_alone() -> None:
     assert mix_groups(Groups(rows, np.asarray(rows.any(axis=2)), theta)).theta[0] == 7.0
 
 
-def test_a_cosine_below_zero_counts_as_zero() -> None:
+def test_similarity_weights_negative_cosine_counts_as_zero() -> None:
     rows = np.array([[[1.0, 0.0]], [[-1.0, 1e-9]], [[0.0, 1.0]]])
     weights = similarity_weights(rows)
     assert weights[0, 1] == weights[1, 0] == 0.0
@@ -164,7 +164,7 @@ def test_a_cosine_below_zero_counts_as_zero() -> None:
 
 @pytest.mark.parametrize("literal", [False, True])
 @given(sites=federations())
-def test_a_single_group_keeps_its_means_bit_for_bit(literal: bool, sites: Sites) -> None:
+def test_mix_groups_single_group_keeps_its_bits(literal: bool, sites: Sites) -> None:
     alone = replace(sites, labels=np.zeros_like(sites.labels)).groups()
     mixed = mix_groups(alone, literal=literal)
     np.testing.assert_array_equal(mixed.rows, alone.rows)
@@ -173,7 +173,7 @@ def test_a_single_group_keeps_its_means_bit_for_bit(literal: bool, sites: Sites)
 
 
 @given(federations())
-def test_mixtures_stay_between_what_was_mixed(sites: Sites) -> None:
+def test_mix_groups_rows_stay_between_their_inputs(sites: Sites) -> None:
     groups = sites.groups()
     mixed = mix_groups(groups)
     slack = 1e-9
@@ -188,7 +188,7 @@ def test_mixtures_stay_between_what_was_mixed(sites: Sites) -> None:
     assert (mixed.has >= groups.has).all()
 
 
-def test_printed_zeros_do_not_stay_between_what_was_mixed() -> None:
+def test_mix_groups_printed_zeros_leave_their_inputs_range() -> None:
     groups = some_sites().groups()
     had = groups.rows[groups.has[:, 0], 0]
     literal = mix_groups(groups, literal=True)
@@ -196,7 +196,7 @@ def test_printed_zeros_do_not_stay_between_what_was_mixed() -> None:
 
 
 @given(federations(), st.integers(0, 2**32 - 1))
-def test_the_order_of_groups_does_not_matter(sites: Sites, seed: int) -> None:
+def test_mix_groups_order_of_groups_does_not_matter(sites: Sites, seed: int) -> None:
     groups = sites.groups()
     order = np.random.default_rng(seed).permutation(len(groups.rows))
     shuffled = mix_groups(Groups(groups.rows[order], groups.has[order], groups.theta[order]))
@@ -205,7 +205,7 @@ def test_the_order_of_groups_does_not_matter(sites: Sites, seed: int) -> None:
 
 
 @given(federations())
-def test_no_row_is_a_mean_over_fewer_than_the_minimum(sites: Sites) -> None:
+def test_means_within_groups_rows_have_min_holders(sites: Sites) -> None:
     """A class below the minimum is withheld even when its sum was handed in."""
     groups = sites.groups()
     holders = np.stack([sites.holds[group].sum(axis=0) for group in sites.members()])
@@ -213,7 +213,7 @@ def test_no_row_is_a_mean_over_fewer_than_the_minimum(sites: Sites) -> None:
     assert not groups.rows[~groups.has].any()
 
 
-def test_a_withheld_sum_is_never_read() -> None:
+def test_means_within_groups_withheld_sum_is_never_read() -> None:
     sums = np.full((1, 2, 2), np.nan)
     sums[0, 0] = 6.0
     groups = means_within_groups(sums, np.array([[3, 2]]), np.zeros((1, 1)), np.array([3]), 3)

@@ -45,7 +45,7 @@ def federation(seed: int) -> tuple[Float, int]:
 
 
 @each_seeds
-def test_scores_are_those_of_pca_on_the_vectors(seeds: range) -> None:
+def test_principal_scores_are_those_of_pca(seeds: range) -> None:
     for seed in seeds:
         vectors, _ = federation(seed)
         dimension = min(len(vectors) - 1, 10)
@@ -55,7 +55,7 @@ def test_scores_are_those_of_pca_on_the_vectors(seeds: range) -> None:
         np.testing.assert_allclose(scores * signs, expected, atol=1e-9)
 
 
-def test_the_comparison_with_pca_sees_a_missing_centring() -> None:
+def test_principal_scores_check_sees_a_missing_centring() -> None:
     vectors, _ = federation(0)
     values, directions = np.linalg.eigh(gram_of(vectors))
     weakened = (directions * np.sqrt(np.maximum(values, 0.0)))[:, ::-1][:, :5]
@@ -64,7 +64,7 @@ def test_the_comparison_with_pca_sees_a_missing_centring() -> None:
 
 
 @each_seeds
-def test_groups_are_those_of_scikit_learn_on_the_vectors(seeds: range) -> None:
+def test_cluster_equals_scikit_learn_on_the_vectors(seeds: range) -> None:
     for seed in seeds:
         vectors, groups = federation(seed)
         scores = PCA(min(len(vectors) - 1, 10), svd_solver="full").fit_transform(vectors)
@@ -76,7 +76,7 @@ def test_groups_are_those_of_scikit_learn_on_the_vectors(seeds: range) -> None:
 
 @pytest.mark.full
 @each_seeds
-def test_the_number_of_groups_is_scikit_learns_by_silhouette(seeds: range) -> None:
+def test_cluster_number_of_groups_is_scikit_learns(seeds: range) -> None:
     for seed in seeds[:14]:
         vectors, _ = federation(seed)
         scores = PCA(min(len(vectors) - 1, 10), svd_solver="full").fit_transform(vectors)
@@ -91,7 +91,7 @@ def test_the_number_of_groups_is_scikit_learns_by_silhouette(seeds: range) -> No
 
 
 @each_seeds
-def test_inertia_is_never_above_scikit_learns_where_there_is_no_structure(seeds: range) -> None:
+def test_kmeans_inertia_is_at_most_scikit_learns(seeds: range) -> None:
     """Many local optima: here only the inertia can be compared, and it must not be the worse one."""
     for seed in seeds:
         rng = np.random.default_rng(seed)
@@ -105,7 +105,7 @@ def test_inertia_is_never_above_scikit_learns_where_there_is_no_structure(seeds:
 
 
 @pytest.mark.parametrize("clusters", [2, 3, 4])
-def test_inertia_is_the_least_of_all_partitions(clusters: int) -> None:
+def test_kmeans_inertia_is_the_least_of_all_partitions(clusters: int) -> None:
     for seed in range(5):
         points = np.random.default_rng(seed).normal(size=(7, 2))
         least = reference.least_inertia(points.tolist(), clusters)
@@ -127,7 +127,7 @@ def test_silhouette_of_points_alone_and_of_equal_points_is_zero() -> None:
     assert silhouette(np.zeros((3, 2)), labels) == 0.0
 
 
-def test_near_duplicates_are_told_apart_by_float64_alone() -> None:
+def test_cluster_near_duplicates_need_float64() -> None:
     """Two groups 2.2e-5 apart at norm 1: float64 finds them; rounded to float32 they are no Gram matrix at all."""
     rng = np.random.default_rng(3)
     base = np.full(512, 512**-0.5)
@@ -142,7 +142,7 @@ def test_near_duplicates_are_told_apart_by_float64_alone() -> None:
         cluster(narrow, min_holders=3, groups=None, seed=0)
 
 
-def test_components_that_are_rounding_are_zero() -> None:
+def test_principal_scores_components_of_rounding_are_zero() -> None:
     """Vectors in a plane far from the origin: two components, and exact zeros where rounding would leave 1e-7."""
     rng = np.random.default_rng(0)
     vectors = 1.0 + rng.normal(size=(12, 2)) @ rng.normal(size=(2, 400))
@@ -152,14 +152,14 @@ def test_components_that_are_rounding_are_zero() -> None:
 
 
 @pytest.mark.parametrize("groups", [None, 3])
-def test_vectors_equal_within_rounding_form_one_group(groups: int | None) -> None:
+def test_cluster_vectors_equal_within_rounding_form_one_group(groups: int | None) -> None:
     rng = np.random.default_rng(0)
     vectors = np.tile(rng.random(300), (9, 1)) * (1 + 1e-15 * rng.normal(size=(9, 1)))
     found = cluster(gram_of(vectors), min_holders=2, groups=groups, seed=0)
     assert not found.any()
 
 
-def test_more_groups_than_different_vectors_are_not_made() -> None:
+def test_cluster_makes_no_more_groups_than_different_vectors() -> None:
     rng = np.random.default_rng(0)
     vectors = rng.random((2, 300))[[0, 1, 0, 1, 1, 0]]
     for groups in (2, 3, 6, 7, None):
@@ -169,13 +169,13 @@ def test_more_groups_than_different_vectors_are_not_made() -> None:
 
 @pytest.mark.parametrize("vectors", [np.zeros((6, 4)), np.ones((6, 4)), np.ones((1, 4)), np.zeros((1, 4))])
 @pytest.mark.parametrize("groups", [None, 1, 2])
-def test_equal_vectors_are_one_group(vectors: Float, groups: int | None) -> None:
+def test_cluster_equal_vectors_are_one_group(vectors: Float, groups: int | None) -> None:
     found = cluster(gram_of(vectors), min_holders=1, groups=groups, seed=0)
     assert found.tolist() == [0] * len(vectors)
 
 
 @pytest.mark.parametrize("groups", [None, 2, 5])
-def test_too_few_sites_for_two_groups_form_one_group(groups: int | None) -> None:
+def test_cluster_too_few_sites_for_two_groups_form_one(groups: int | None) -> None:
     vectors = np.random.default_rng(0).random((5, 9))
     assert not cluster(gram_of(vectors), min_holders=3, groups=groups, seed=0).any()
     vectors = np.repeat(np.eye(2), 3, axis=0)
@@ -183,7 +183,7 @@ def test_too_few_sites_for_two_groups_form_one_group(groups: int | None) -> None
     assert enough.tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_asking_for_one_group_gives_one_group() -> None:
+def test_cluster_one_group_is_one_group() -> None:
     vectors, _ = federation(0)
     assert not cluster(gram_of(vectors), min_holders=1, groups=1, seed=0).any()
 
@@ -212,14 +212,14 @@ def bad_grams() -> list[NDArray[Any]]:
 
 @pytest.mark.parametrize("gram", bad_grams())
 @pytest.mark.parametrize(("min_holders", "groups"), [(2, None), (2, 1), (9, None)])
-def test_clustering_refuses_a_matrix_that_is_no_gram_matrix(
+def test_cluster_matrix_that_is_no_gram_matrix_is_refused(
     gram: NDArray[Any], min_holders: int, groups: int | None
 ) -> None:
     with pytest.raises(ValueError, match="Gram"):
         cluster(gram, min_holders=min_holders, groups=groups, seed=0)
 
 
-def test_rounding_is_no_reason_to_refuse() -> None:
+def test_cluster_rounded_gram_matrix_is_accepted() -> None:
     """Three vectors in a plane and their copies: eigenvalues of exactly 0, which come out as ±1e-15."""
     for seed in range(20):
         vectors = np.random.default_rng(seed).random((3, 2))[[0, 1, 2, 0, 1, 2, 0, 1, 2]]
@@ -228,7 +228,7 @@ def test_rounding_is_no_reason_to_refuse() -> None:
         assert found.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2]
 
 
-def test_every_component_of_few_tells_groups_apart() -> None:
+def test_cluster_uses_every_component() -> None:
     """Three columns of two groups each: the first component alone is across the columns, and shows only them."""
     corners = np.array([[x, y] for x in (-9.0, 0.0, 9.0) for y in (0.0, 4.0)])
     vectors = np.repeat(corners, 3, axis=0) + np.random.default_rng(0).normal(scale=0.2, size=(18, 2))
@@ -236,7 +236,7 @@ def test_every_component_of_few_tells_groups_apart() -> None:
     assert found.tolist() == np.repeat(np.arange(6), 3).tolist()
 
 
-def test_no_more_groups_are_tried_than_could_be_large_enough() -> None:
+def test_cluster_tries_no_more_groups_than_can_be_large_enough() -> None:
     """Four pairs at 2, 3.5, 0 and 5.5: four groups have the best silhouette, and merging would make them one."""
     vectors = np.repeat([2.0, 3.5, 0.0, 5.5], 2)[:, None]
     found = cluster(gram_of(vectors), min_holders=3, groups=None, seed=0)
@@ -251,7 +251,7 @@ def merging_points() -> tuple[Float, NDArray[np.int64]]:
     return points, np.array([0, 1, 2, 0, 3, 3, 0, 2, 3, 3])
 
 
-def test_a_group_below_the_minimum_joins_the_nearest() -> None:
+def test_merge_small_joins_the_nearest_group() -> None:
     points, labels = merging_points()
     assert merge_small(points, labels, 1).tolist() == labels.tolist()
     assert merge_small(points, labels, 2).tolist() == [0, 0, 1, 0, 2, 2, 0, 1, 2, 2]
@@ -261,7 +261,7 @@ def test_a_group_below_the_minimum_joins_the_nearest() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6))
-def test_merging_is_that_of_the_reference(seed: int, min_holders: int) -> None:
+def test_merge_small_equals_the_reference(seed: int, min_holders: int) -> None:
     rng = np.random.default_rng(seed)
     points, labels = rng.normal(size=(12, 2)), rng.integers(0, 6, size=12)
     assert merge_small(points, labels, min_holders).tolist() == reference.merged(
@@ -276,9 +276,7 @@ def sizes_hold(found: NDArray[np.int64], min_holders: int) -> bool:
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 16), st.integers(1, 4), st.sampled_from([None, 2, 3, 5]))
-def test_every_group_has_the_minimum_of_holders_for_any_vectors(
-    seed: int, n: int, min_holders: int, groups: int | None
-) -> None:
+def test_cluster_every_group_has_min_holders(seed: int, n: int, min_holders: int, groups: int | None) -> None:
     vectors = np.random.default_rng(seed).exponential(size=(n, 3)) ** 3
     found = cluster(gram_of(vectors), min_holders=min_holders, groups=groups, seed=0)
     assert sizes_hold(found, min_holders)
@@ -286,7 +284,7 @@ def test_every_group_has_the_minimum_of_holders_for_any_vectors(
     assert found.max() < max(2, groups or min(10, n // min_holders))
 
 
-def test_without_merging_a_group_would_be_too_small() -> None:
+def test_cluster_without_merging_a_group_is_too_small() -> None:
     """An outlier: K-means alone leaves it by itself, and the property above would fail."""
     vectors = np.vstack([np.random.default_rng(0).random((6, 3)), [[50.0, 0.0, 0.0]]])
     scores = principal_scores(gram_of(vectors), 3)
@@ -295,7 +293,7 @@ def test_without_merging_a_group_would_be_too_small() -> None:
 
 
 @pytest.mark.parametrize("change", full_but(["order", "rotation"], "rotation"))
-def test_neither_order_nor_rotation_changes_the_groups(change: str) -> None:
+def test_cluster_order_and_rotation_change_nothing(change: str) -> None:
     for seed in range(4):
         vectors, _ = federation(seed)
         rng = np.random.default_rng(seed)
@@ -314,7 +312,7 @@ def test_kmeans_is_deterministic_for_a_seed() -> None:
 
 
 @pytest.mark.parametrize("shuffle", [lambda x: x, lambda x: x[::-1]])
-def test_equally_good_partitions_do_not_hang_on_the_restart(shuffle: Callable[[Float], Float]) -> None:
+def test_kmeans_equally_good_partitions_give_the_first(shuffle: Callable[[Float], Float]) -> None:
     """A square's corners split either way: whatever the seed, the first in order of labels is taken."""
     corners = shuffle(np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]))
     for seed in range(20):

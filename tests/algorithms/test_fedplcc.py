@@ -80,7 +80,7 @@ def total_of(
     return Contribution(*(np.sum([share[field] for share in shares], axis=0) for field in range(3)))
 
 
-def test_local_prototypes_are_means_of_the_definition_s_clusters() -> None:
+def test_local_clusters_are_means_of_finchs_clusters() -> None:
     for seed in SEEDS:
         features, labels = samples(seed)
         local = local_clusters(features, labels, CLASSES)
@@ -102,7 +102,7 @@ def test_local_prototypes_are_means_of_the_definition_s_clusters() -> None:
         np.testing.assert_allclose(local.rows, rows, rtol=1e-12)
 
 
-def test_local_prototypes_weighted_by_their_samples_are_the_class_means() -> None:
+def test_local_clusters_weighted_by_counts_are_the_class_means() -> None:
     for seed in SEEDS:
         features, labels = samples(seed)
         for literal in (False, True):
@@ -114,7 +114,7 @@ def test_local_prototypes_weighted_by_their_samples_are_the_class_means() -> Non
                 assert local.counts[own].sum() == (labels == k).sum()
 
 
-def test_lengths_count_only_in_the_literal_form() -> None:
+def test_local_clusters_lengths_count_in_the_literal_form_alone() -> None:
     changed = 0
     for seed in SEEDS:
         features, labels = samples(seed)
@@ -128,7 +128,7 @@ def test_lengths_count_only_in_the_literal_form() -> None:
     assert changed > 0
 
 
-def test_more_prototypes_than_agreed_become_the_class_mean() -> None:
+def test_local_clusters_more_than_agreed_become_the_class_mean() -> None:
     fewer = 0
     for seed in SEEDS:
         features, labels = samples(seed)
@@ -145,7 +145,7 @@ def test_more_prototypes_than_agreed_become_the_class_mean() -> None:
     assert fewer >= len(SEEDS)
 
 
-def test_single_prototypes_are_class_means() -> None:
+def test_local_clusters_single_are_class_means() -> None:
     features, labels = samples(3)
     local = local_clusters(features, labels, CLASSES, single=True)
     assert local.labels.tolist() == np.unique(labels).tolist()
@@ -153,7 +153,7 @@ def test_single_prototypes_are_class_means() -> None:
         np.testing.assert_allclose(row, features[labels == k].mean(axis=0), rtol=1e-12)
 
 
-def test_zero_features_of_a_class_share_a_prototype() -> None:
+def test_local_clusters_zero_features_share_a_prototype() -> None:
     rng = np.random.default_rng(0)
     features = np.concatenate([np.zeros((20, DIM)), rng.random((10, DIM))])
     local = local_clusters(features, np.zeros(30, dtype=np.int64), CLASSES)
@@ -163,7 +163,7 @@ def test_zero_features_of_a_class_share_a_prototype() -> None:
     assert len(local_clusters(np.zeros((0, DIM)), np.zeros(0, dtype=np.int64), CLASSES).rows) == 0
 
 
-def test_no_prototype_stands_for_one_sample_of_several() -> None:
+def test_local_clusters_have_two_samples_or_more() -> None:
     """FINCH links every vector with another one; a class of one sample is the exception that the docstring names."""
     for seed in SEEDS:
         features, labels = samples(seed)
@@ -173,7 +173,7 @@ def test_no_prototype_stands_for_one_sample_of_several() -> None:
 
 
 @pytest.mark.parametrize("min_holders", [1, 2, 3])
-def test_clusters_are_those_of_the_definition_on_the_vectors(min_holders: int) -> None:
+def test_assign_equals_the_definition_on_the_vectors(min_holders: int) -> None:
     withheld = merged = 0
     for seed in SEEDS:
         rows, owners = by_class(sites(seed))
@@ -194,7 +194,7 @@ def test_clusters_are_those_of_the_definition_on_the_vectors(min_holders: int) -
 
 
 @given(st.integers(0, 1000), st.integers(1, 3))
-def test_rotated_vectors_of_length_one_are_assigned_alike(seed: int, min_holders: int) -> None:
+def test_assign_rotated_unit_vectors_alike(seed: int, min_holders: int) -> None:
     rows, owners = by_class(sites(seed))
     turn, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(DIM, DIM)))
     turned = [each / np.linalg.norm(each, axis=1, keepdims=True) @ turn for each in rows]
@@ -204,7 +204,7 @@ def test_rotated_vectors_of_length_one_are_assigned_alike(seed: int, min_holders
 
 
 @given(st.integers(0, 1000), st.integers(1, 4))
-def test_each_cluster_has_enough_sites_and_one_class(seed: int, min_holders: int) -> None:
+def test_assign_clusters_have_min_holders_and_one_class(seed: int, min_holders: int) -> None:
     rows, owners = by_class(sites(seed))
     found = assign(grams(rows), owners, min_holders)
     for k, (parts, who) in enumerate(zip(found.of_row, owners, strict=True)):
@@ -216,7 +216,7 @@ def test_each_cluster_has_enough_sites_and_one_class(seed: int, min_holders: int
     assert sorted(set(np.concatenate(found.of_row).tolist()) - {WITHHELD}) == list(range(len(found.labels)))
 
 
-def test_sites_are_counted_not_prototypes() -> None:
+def test_assign_counts_sites_not_prototypes() -> None:
     """Three directions; the first has three prototypes, all of one site."""
     angles = np.radians([0.0, 1.0, 2.0, 45.0, 46.0, 90.0, 91.0])
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -229,7 +229,7 @@ def test_sites_are_counted_not_prototypes() -> None:
     assert assign([rows @ rows.T], [owners], 4).of_row[0].tolist() == [WITHHELD] * 7
 
 
-def test_equally_near_clusters_are_joined_by_the_lowest_number() -> None:
+def test_assign_equally_near_clusters_give_the_lowest_number() -> None:
     angles = np.radians([-45.0, -46.0, 45.0, 46.0, 0.0, 0.0])
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     owners = np.array([0, 1, 0, 1, 2, 2])
@@ -237,7 +237,7 @@ def test_equally_near_clusters_are_joined_by_the_lowest_number() -> None:
     assert assign([rows @ rows.T], [owners], 2).of_row[0].tolist() == [0, 0, 1, 1, 0, 0]
 
 
-def test_a_zero_prototype_joins_a_cluster_when_it_may_not_stand_alone() -> None:
+def test_assign_zero_prototype_joins_a_cluster() -> None:
     rows = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0], [0.0, 0.0]])
     owners = np.array([0, 1, 0, 1, 2])
     for min_holders in (1, 2):
@@ -247,7 +247,7 @@ def test_a_zero_prototype_joins_a_cluster_when_it_may_not_stand_alone() -> None:
 
 
 @pytest.mark.parametrize("nothing", [0.0, 5e-324, 1e-160])
-def test_a_zero_prototype_makes_its_site_no_holder(nothing: float) -> None:
+def test_assign_zero_prototype_makes_no_holder(nothing: float) -> None:
     """Two sites have directions and a third has none: no cluster of three, whatever is joined."""
     rows = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [nothing, 0.0], [0.0, 0.0]])
     owners = np.array([0, 1, 0, 2, 3])
@@ -258,9 +258,7 @@ def test_a_zero_prototype_makes_its_site_no_holder(nothing: float) -> None:
 
 
 @given(st.integers(0, 1000), st.integers(1, 3), st.integers(1, 3))
-def test_the_smallest_clusters_join_until_there_are_few_enough(
-    seed: int, min_holders: int, most: int
-) -> None:
+def test_assign_smallest_clusters_join_until_few_enough(seed: int, min_holders: int, most: int) -> None:
     rows, owners = by_class(sites(seed))
     first, few = (
         assign(iter(grams(rows)), owners, min_holders, most=limit, hiding=hiding)
@@ -279,14 +277,14 @@ def test_the_smallest_clusters_join_until_there_are_few_enough(
         assert (few.of_row[k] - offset).tolist() == expected
 
 
-def test_fewer_inner_products_than_prototypes_are_what_hides_norms() -> None:
+def test_most_norm_hiding_leaves_fewer_products_than_prototypes() -> None:
     for rows in range(400):
         number = most_norm_hiding(rows)
         assert number == 1 or number * (number + 1) // 2 < rows
         assert (number + 1) * (number + 2) // 2 >= rows
 
 
-def test_centres_and_weights_are_those_of_all_prototypes_at_once() -> None:
+def test_global_clusters_equal_those_of_all_prototypes_at_once() -> None:
     for seed in SEEDS:
         federation = sites(seed)
         rows, owners = by_class(federation)
@@ -304,7 +302,7 @@ def test_centres_and_weights_are_those_of_all_prototypes_at_once() -> None:
 
 
 @given(st.integers(0, 1000), st.booleans())
-def test_weights_sum_to_one_for_each_class(seed: int, uniform: bool) -> None:
+def test_global_clusters_weights_sum_to_one_in_a_class(seed: int, uniform: bool) -> None:
     federation = sites(seed)
     rows, owners = by_class(federation)
     found = assign(grams(rows), owners, 2)
@@ -316,7 +314,7 @@ def test_weights_sum_to_one_for_each_class(seed: int, uniform: bool) -> None:
     Clusters.of(clusters.rows, clusters.labels, clusters.weights)
 
 
-def test_uniform_weights_are_not_the_default() -> None:
+def test_global_clusters_uniform_is_not_the_default() -> None:
     total = Contribution(np.array([[4.0], [10.0]]), np.array([2.0, 1.0]), np.array([3.0, 1.0]))
     labels = np.array([0, 0])
     assert global_clusters(total, labels).rows.tolist() == [[2.0], [10.0]]
@@ -324,14 +322,14 @@ def test_uniform_weights_are_not_the_default() -> None:
     assert global_clusters(total, labels, uniform=True).weights.tolist() == [0.5, 0.5]
 
 
-def test_uniform_weights_need_no_sample_counts() -> None:
+def test_global_clusters_uniform_needs_no_counts() -> None:
     total = Contribution(np.array([[4.0]]), np.array([2.0]), np.zeros(1))
     assert global_clusters(total, np.array([0]), uniform=True).weights.tolist() == [1.0]
-    with pytest.raises(ValueError, match="no samples"):
+    with pytest.raises(ValueError, match="samples"):
         global_clusters(total, np.array([0]))
 
 
-def test_withheld_prototypes_are_in_no_sum() -> None:
+def test_contribution_withheld_prototypes_are_in_no_sum() -> None:
     local = LocalClusters(np.array([[1.0], [2.0], [4.0]]), np.array([0, 0, 1]), np.array([5, 6, 7]))
     share = contribution(local, np.array([WITHHELD, WITHHELD, 0]), 1)
     assert (share.sums.tolist(), share.members.tolist(), share.counts.tolist()) == ([[4.0]], [1.0], [7.0])
@@ -340,7 +338,7 @@ def test_withheld_prototypes_are_in_no_sum() -> None:
     assert (found.rows.shape, found.labels.shape, found.weights.shape) == ((0, 1), (0,), (0,))
 
 
-def test_one_prototype_for_each_class_and_site_as_fpl_has_it() -> None:
+def test_assign_single_prototypes_as_fpl_has_them() -> None:
     federation = [local_clusters(*samples(i), CLASSES, single=True) for i in range(6)]
     rows, owners = by_class(federation)
     found = assign(grams(rows), owners, 2)
@@ -350,7 +348,7 @@ def test_one_prototype_for_each_class_and_site_as_fpl_has_it() -> None:
     assert (found.sites >= 2).all()
 
 
-def test_the_coordinator_s_half_needs_numpy_alone() -> None:
+def test_fedplcc_module_needs_numpy_alone() -> None:
     code = "import sys, algorithms.fedplcc; print(*sorted({'torch', 'scipy', 'sklearn'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -45,7 +45,7 @@ def test_finch_keeps_the_coarsest_level_with_two_clusters(literal: bool) -> None
     assert len(depths) >= 3
 
 
-def test_the_comparison_sees_lengths_that_count_and_a_level_too_many() -> None:
+def test_finch_check_sees_lengths_and_a_level_too_many() -> None:
     data = [features(seed) for seed in SEEDS]
     chosen = [finch(gram_of(rows)).tolist() for rows in data]
     assert any(
@@ -56,7 +56,7 @@ def test_the_comparison_sees_lengths_that_count_and_a_level_too_many() -> None:
     assert all(max(level) == 0 for level in last)
 
 
-def test_a_link_between_two_with_the_same_neighbour_adds_no_component() -> None:
+def test_finch_shared_neighbour_adds_no_component() -> None:
     """Why the code links i with κ_i only."""
     for seed in SEEDS:
         rows = features(seed).tolist()
@@ -68,7 +68,7 @@ def test_a_link_between_two_with_the_same_neighbour_adds_no_component() -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_a_rotation_and_other_lengths_change_nothing(seed: int) -> None:
+def test_finch_rotation_and_lengths_change_nothing(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = features(seed % 1000)
     turn, _ = np.linalg.qr(rng.normal(size=(rows.shape[1],) * 2))
@@ -77,7 +77,7 @@ def test_a_rotation_and_other_lengths_change_nothing(seed: int) -> None:
     assert finch(gram_of(rows * rng.uniform(1e-3, 1e3, size=(len(rows), 1)))).tolist() == expected
 
 
-def test_equal_distances_go_to_the_lowest_index() -> None:
+def test_finch_equal_distances_give_the_lowest_index() -> None:
     """0 is at 60 degrees of both 1 and 2, and each of those has a nearer one, so the tie decides who takes 0."""
     angles = np.radians([0.0, 60.0, -60.0, 61.0, -61.0])
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -88,13 +88,13 @@ def test_equal_distances_go_to_the_lowest_index() -> None:
 
 
 @pytest.mark.parametrize(("turned", "expected"), [(1e-8, [0, 0, 1, 0, 1]), (-1e-8, [0, 0, 1, 0, 1])])
-def test_distances_that_differ_by_less_than_the_step_are_equal(turned: float, expected: list[int]) -> None:
+def test_finch_distances_within_the_step_are_equal(turned: float, expected: list[int]) -> None:
     angles = np.radians([0.0, 60.0, -60.0, 61.0, -61.0]) + np.array([turned, 0, 0, 0, 0])
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     assert finch(gram_of(rows)).tolist() == expected
 
 
-def test_without_the_step_the_same_difference_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finch_without_the_step_the_difference_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DISTANCE_STEP", 1e-13)
     angles = np.radians([0.0, 60.0, -60.0, 61.0, -61.0]) + np.array([-1e-8, 0, 0, 0, 0])
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -102,7 +102,7 @@ def test_without_the_step_the_same_difference_decides(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("literal", [False, True])
-def test_zero_vectors_stand_alone_and_change_nothing_for_the_others(literal: bool) -> None:
+def test_finch_zero_vectors_stand_alone(literal: bool) -> None:
     for seed in SEEDS:
         rng = np.random.default_rng(seed)
         rows = features(seed)
@@ -116,7 +116,7 @@ def test_zero_vectors_stand_alone_and_change_nothing_for_the_others(literal: boo
             assert list(dict.fromkeys(found.tolist())) == list(range(found.max() + 1))
 
 
-def test_zero_vectors_only_one_vector_and_none() -> None:
+def test_finch_zeros_one_vector_and_none_have_an_answer() -> None:
     assert finch(np.zeros((3, 3))).tolist() == [0, 1, 2]
     assert finch_rows(np.zeros((3, 5))).tolist() == [0, 1, 2]
     assert finch(np.array([[4.0]])).tolist() == [0]
@@ -126,7 +126,7 @@ def test_zero_vectors_only_one_vector_and_none() -> None:
     assert finch_rows(np.zeros((0, 4))).tolist() == []
 
 
-def test_two_vectors_are_one_cluster_however_far_apart() -> None:
+def test_finch_two_vectors_are_one_cluster() -> None:
     """The first partition is kept when it has one cluster: there is no coarser one to look for."""
     assert finch_rows(np.array([[1.0, 0.0], [-1.0, 0.0]])).tolist() == [0, 0]
     assert finch_rows(np.array([[1.0, 0.0], [0.0, 1.0]])).tolist() == [0, 0]
@@ -142,7 +142,7 @@ def ring_and_poles() -> Float:
 
 
 @pytest.mark.parametrize("literal", [False, True])
-def test_a_cluster_whose_members_cancel_links_with_nobody(literal: bool) -> None:
+def test_finch_cluster_that_cancels_links_with_nobody(literal: bool) -> None:
     """A cluster of cosine 0 to all others would be nearer to the poles than the poles are to each other."""
     rows = ring_and_poles()
     fine, coarse = [0] * 5 + [1, 1, 2, 2], [0] * 5 + [1, 1, 1, 1]
@@ -168,7 +168,7 @@ def test_cosines_of_means_are_those_of_the_vectors(seed: int) -> None:
         np.testing.assert_allclose(found, units @ units.T, atol=1e-9)
 
 
-def test_blocks_of_rows_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finch_rows_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.concatenate([features(seed)[:, :3] for seed in range(6)])
     whole = finch_rows(rows).tolist()
     monkeypatch.setattr(module, "_BLOCK", 7)

@@ -24,7 +24,7 @@ def test_gram_is_every_inner_product(stack: Float) -> None:
 
 
 @given(STACKS)
-def test_distances_follow_from_the_gram_matrix(stack: Float) -> None:
+def test_squared_distances_follow_from_the_gram_matrix(stack: Float) -> None:
     distances = squared_distances(gram(stack))
     n, classes, _ = stack.shape
     assert (distances >= 0).all()
@@ -44,7 +44,7 @@ def test_combine_is_the_weighted_sum(stack: Float, seed: int) -> None:
         np.testing.assert_allclose(combined[i, k], expected, atol=1e-12)
 
 
-def test_near_duplicates_need_float64() -> None:
+def test_squared_distances_near_duplicates_need_float64() -> None:
     """A known failure of float32: two unit rows 2.2e-5 apart."""
     row = np.full(512, 512**-0.5)
     other = row.copy()

@@ -33,7 +33,7 @@ def by_samples(predicted: Counts, labels: Counts, weights: list[float]) -> float
 
 
 @given(outcomes())
-def test_accuracies_are_those_of_counting_weighted_samples(outcome: tuple[Counts, Counts, Counts]) -> None:
+def test_weighted_accuracy_equals_counting_weighted_samples(outcome: tuple[Counts, Counts, Counts]) -> None:
     predicted, labels, trained_on = outcome
     correct, counts = per_class(predicted, labels, CLASSES)
     shares = [int(each) / int(trained_on.sum()) for each in trained_on]
@@ -42,14 +42,14 @@ def test_accuracies_are_those_of_counting_weighted_samples(outcome: tuple[Counts
     assert pm_l(correct, counts, trained_on) == pytest.approx(by_samples(predicted, labels, shares))
 
 
-def test_known_answers() -> None:
+def test_accuracies_known_answers() -> None:
     """80, 50 and 0 of 100 right; the site has 30 of the first class, 10 of the second, none of the third."""
     correct, counts, trained_on = np.array([80, 50, 0]), np.array([100, 100, 100]), np.array([30, 10, 0])
     assert pm_v(correct, counts, trained_on) == pytest.approx(130 / 200)
     assert pm_l(correct, counts, trained_on) == pytest.approx((3 * 80 + 50) / 400)
 
 
-def test_a_confusion_matrix_made_by_hand() -> None:
+def test_metrics_of_a_confusion_matrix_by_hand() -> None:
     """Rows are true classes, columns predicted ones. The site trained on 3 of class 0, 1 of class 2, none of class 1.
 
     Right: 6 of 8, 1 of 4, 2 of 8. PM(V) counts rows 0 and 2; PM(L) weighs them by 3/4 and 1/4.
@@ -80,7 +80,7 @@ def test_per_class_counts() -> None:
     assert correct.dtype == counts.dtype == np.int64
 
 
-def test_nothing_to_count_is_none() -> None:
+def test_weighted_accuracy_without_samples_is_none() -> None:
     none = np.zeros(2, dtype=np.int64)
     assert weighted_accuracy(none, none, np.ones(2)) is None
     assert pm_v(np.array([0, 3]), np.array([0, 5]), np.array([4, 0])) is None

@@ -63,7 +63,7 @@ def federations(draw: st.DrawFn) -> tuple[Float, Bool]:
 
 @pytest.mark.parametrize("weighting", ALL)
 @given(federation=federations())
-def test_weights_are_those_of_the_formula(weighting: Weighting, federation: tuple[Float, Bool]) -> None:
+def test_peer_weights_are_equation_4(weighting: Weighting, federation: tuple[Float, Bool]) -> None:
     stack, holds = federation
     weights = peer_weights(gram(stack), holds, weighting, tau=TAU)
     np.testing.assert_allclose(weights, reference(stack, holds, weighting, TAU), atol=1e-6)
@@ -71,7 +71,7 @@ def test_weights_are_those_of_the_formula(weighting: Weighting, federation: tupl
 
 @pytest.mark.parametrize("weighting", ALL)
 @given(federation=federations())
-def test_holders_rows_are_convex_and_others_are_zero(
+def test_peer_weights_rows_of_holders_are_convex(
     weighting: Weighting, federation: tuple[Float, Bool]
 ) -> None:
     stack, holds = federation
@@ -85,7 +85,7 @@ def test_holders_rows_are_convex_and_others_are_zero(
 
 @pytest.mark.parametrize("weighting", ALL)
 @given(federation=federations(), seed=st.integers(0, 2**32 - 1))
-def test_the_order_of_sites_does_not_matter(
+def test_peer_weights_order_of_sites_does_not_matter(
     weighting: Weighting, federation: tuple[Float, Bool], seed: int
 ) -> None:
     stack, holds = federation
@@ -109,7 +109,7 @@ def line(*positions: float) -> tuple[Float, Bool]:
         (Weighting.UNIFORM, [0, 1 / 2, 1 / 2]),
     ],
 )
-def test_known_answers(weighting: Weighting, expected: list[float]) -> None:
+def test_peer_weights_known_answers(weighting: Weighting, expected: list[float]) -> None:
     """Peers at distance 1 and 3 from site 0: d = 1 and 9."""
     stack, holds = line(0.0, 1.0, 3.0)
     weights = peer_weights(gram(stack), holds, weighting, tau=TAU)
@@ -117,20 +117,20 @@ def test_known_answers(weighting: Weighting, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("weighting", ALL)
-def test_without_peers_a_site_keeps_its_own(weighting: Weighting) -> None:
+def test_peer_weights_site_without_peers_weighs_itself(weighting: Weighting) -> None:
     stack, holds = line(0.3)
     assert peer_weights(gram(stack), holds, weighting, tau=TAU).tolist() == [[[1.0]]]
 
 
 @pytest.mark.parametrize("weighting", ALL)
-def test_a_distant_single_peer_has_weight_one(weighting: Weighting) -> None:
+def test_peer_weights_distant_single_peer_has_weight_one(weighting: Weighting) -> None:
     stack, holds = line(0.0, 0.5)
     assert peer_weights(gram(stack), holds, weighting, tau=TAU).tolist() == [[[0, 1], [1, 0]]]
 
 
 @pytest.mark.parametrize("weighting", [Weighting.DISTANCE, Weighting.COMPLEMENT, Weighting.INVERSE])
 @pytest.mark.parametrize("factor", [0.99, 1.01])
-def test_peers_agree_up_to_tau(weighting: Weighting, factor: float) -> None:
+def test_peer_weights_peers_agree_up_to_tau(weighting: Weighting, factor: float) -> None:
     """D_0 = 2·step² is just below or just above tau: own row, or weights of 1/2 as both peers are as far."""
     tau = 1e-4
     step = (factor * tau / 2) ** 0.5
@@ -140,14 +140,14 @@ def test_peers_agree_up_to_tau(weighting: Weighting, factor: float) -> None:
 
 
 @pytest.mark.parametrize("weighting", [Weighting.COMPLEMENT, Weighting.UNIFORM])
-def test_a_single_equal_peer_still_has_weight_one_where_distance_is_not_looked_at(
+def test_peer_weights_equal_single_peer_without_distances_has_weight_one(
     weighting: Weighting,
 ) -> None:
     stack, holds = line(0.2, 0.2)
     assert peer_weights(gram(stack), holds, weighting, tau=TAU).tolist() == [[[0, 1], [1, 0]]]
 
 
-def test_inverse_is_finite_at_distance_zero() -> None:
+def test_peer_weights_inverse_at_distance_zero_is_finite() -> None:
     stack, holds = line(0.0, 0.0, 1.0)
     row = peer_weights(gram(stack), holds, Weighting.INVERSE, tau=1e-4)[0, 0]
     np.testing.assert_allclose(row, [0, 100 / 101, 1 / 101], atol=1e-9)
@@ -171,12 +171,12 @@ def share_of_own_domain(weighting: Weighting) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("weighting", [Weighting.COMPLEMENT, Weighting.INVERSE])
-def test_nearer_domains_weigh_more_than_uniform(weighting: Weighting) -> None:
+def test_peer_weights_nearer_domains_weigh_more_than_uniform(weighting: Weighting) -> None:
     share, uniform = share_of_own_domain(weighting)
     assert share > uniform + 0.05
 
 
-def test_the_printed_weights_favour_the_farther_domain() -> None:
+def test_peer_weights_printed_favour_the_farther_domain() -> None:
     """Why ``distance`` is not the default: it does the opposite of what the paper's text asks for."""
     share, uniform = share_of_own_domain(Weighting.DISTANCE)
     assert share < uniform - 0.05
@@ -191,7 +191,7 @@ def test_personalise_mixes_own_and_peers() -> None:
 
 @pytest.mark.parametrize("weighting", ALL)
 @given(federation=federations(), alpha=st.floats(0, 1))
-def test_when_all_peers_agree_the_target_is_the_own_prototype(
+def test_personalise_agreeing_peers_give_the_own_prototype(
     weighting: Weighting, federation: tuple[Float, Bool], alpha: float
 ) -> None:
     """C̄_i = C_i whatever α is, with peers that are equal or without any."""
@@ -202,7 +202,7 @@ def test_when_all_peers_agree_the_target_is_the_own_prototype(
         np.testing.assert_allclose(personalise(own, peers, alpha), own, atol=1e-14)
 
 
-def test_needs_name_what_protections_offer() -> None:
+def test_sufficient_needs_are_offers_of_protections() -> None:
     """The two sides never import each other: they meet by value."""
     assert {need.value for need in Need} <= {offer.value for offer in Offer}
     blind = {w.value for w in ALL if Need.DISTANCE_WEIGHTS in sufficient_needs(w)}

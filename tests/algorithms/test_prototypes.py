@@ -42,7 +42,7 @@ def test_class_means_are_summed_in_float64() -> None:
 
 
 @given(ROWS, st.floats(0.1, 100))
-def test_projection_keeps_direction_and_short_rows(rows: Float, bound: float) -> None:
+def test_project_to_norm_keeps_direction_and_short_rows(rows: Float, bound: float) -> None:
     projected, shortened = project_to_norm(rows, bound)
     norms = np.linalg.norm(rows, axis=1)
     assert shortened == sum(norm > bound for norm in norms)
@@ -55,7 +55,7 @@ def test_projection_keeps_direction_and_short_rows(rows: Float, bound: float) ->
 
 
 @pytest.mark.parametrize("dim", [1, 4, 512])
-def test_rounding_carries_no_row_beyond_the_bound(dim: int) -> None:
+def test_project_to_norm_rounding_stays_within_the_bound(dim: int) -> None:
     """Fixed point has room for the bound and not for a digit more."""
     scaled_alone = 0
     for seed in range(500):
@@ -84,7 +84,7 @@ def test_nearest_prototype_among_those_present(seed: int) -> None:
         assert distances[label] == pytest.approx(min(distances), abs=1e-5)
 
 
-def test_a_row_that_is_not_present_is_never_read() -> None:
+def test_nearest_prototype_absent_row_is_never_read() -> None:
     targets = Targets.of(np.array([[np.nan, 0.0], [9.0, 9.0]]), np.array([False, True]))
     assert nearest_prototype(torch.zeros(2, 2), targets).tolist() == [1, 1]
 
@@ -116,19 +116,19 @@ def by_loops(vectors: Tensor, targets: Targets, *, direction: bool) -> list[int]
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_one_prototype_a_class_is_the_nearest(seed: int) -> None:
+def test_by_prototype_one_a_class_is_the_nearest(seed: int) -> None:
     features, _, targets = drawn(seed)
     assert by_prototype(outputs(features), targets).tolist() == by_loops(features, targets, direction=False)
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_a_decision_branch_goes_by_direction(seed: int) -> None:
+def test_by_prototype_decision_branch_goes_by_direction(seed: int) -> None:
     features, decision, targets = drawn(seed)
     found = by_prototype(outputs(features, decision), targets)
     assert found.tolist() == by_loops(decision, targets, direction=True)
 
 
-def test_direction_and_distance_differ() -> None:
+def test_by_prototype_direction_and_distance_differ() -> None:
     """Towards the long prototype, but nearer to the short one; with a decision branch the features do not count."""
     targets = Targets.of(np.array([[10.0, 0.0], [0.0, 1.0]]), np.ones(2, dtype=np.bool_))
     at, other = torch.tensor([[1.0, 0.5]]), torch.tensor([[0.0, 1.0]])
@@ -137,7 +137,7 @@ def test_direction_and_distance_differ() -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_several_prototypes_a_class_are_that_of_the_largest_cosine(seed: int) -> None:
+def test_by_prototype_clusters_give_the_largest_cosine(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows, labels = rng.normal(size=(7, DIM)), rng.integers(0, CLASSES, size=7)
     clusters = Clusters.of(rows, labels, np.ones(7))
@@ -154,12 +154,12 @@ def test_several_prototypes_a_class_are_that_of_the_largest_cosine(seed: int) ->
     assert found.tolist() == expected
 
 
-def test_clusters_go_by_cosine_and_not_by_distance_or_weight() -> None:
+def test_by_prototype_clusters_ignore_distance_and_weight() -> None:
     clusters = Clusters.of(np.array([[10.0, 0.0], [0.0, 1.0]]), np.array([4, 2]), np.array([0.0, 1.0]))
     assert by_prototype(outputs(torch.tensor([[1.0, 0.5]])), clusters).tolist() == [4]
 
 
-def test_ties_go_to_the_lower_class_or_the_earlier_cluster_and_zeros_are_no_error() -> None:
+def test_by_prototype_ties_give_the_lower_class_or_earlier_cluster() -> None:
     zeros = torch.zeros(2, 2)
     targets = Targets.of(np.array([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]]), np.array([False, True, True]))
     assert by_prototype(outputs(zeros), targets).tolist() == [1, 1]
