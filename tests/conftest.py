@@ -34,14 +34,13 @@ LONGEST = (
     "tests/adversary/test_session_transcript.py",
     "tests/conformance/test_lost_data.py",
     "tests/e2e/test_restarts.py",
-    "tests/e2e/test_encrypted_runs.py",
+    "tests/e2e/test_method_runs.py",
     "tests/protoseal/attacks/test_echoing_site.py",
     "tests/protoseal/audit/test_canary_audit.py",
     "tests/protoseal/audit/test_run_audit.py",
     "tests/e2e/test_restored_ledger.py",
     "tests/secure_server/rounds/test_simulated_runs.py",
     "tests/e2e/test_main_run.py",
-    "tests/e2e/test_feddbp_run.py",
 )
 """Files that run longest, which go first: a process that began one of them last would work on while the others idle."""
 
