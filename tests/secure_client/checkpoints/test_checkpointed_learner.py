@@ -20,6 +20,7 @@ from agreement.registry.recipe import Recipe
 from algorithms.gram_matrix import Float
 from algorithms.losses import Terms
 from algorithms.method_losses import FedpcLoss
+from algorithms.prototypes import Targets
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel
@@ -245,6 +246,16 @@ def test_train_round_without_discarding_would_leak_the_first_base(
     site.learner.received.take_base(1, SECOND, *a_base(2))
     assert site.learner.received.base_hash == SECOND
     assert equal(from_first, contribution(site.learner, 2))
+
+
+def test_take_targets_outlast_a_restart(site: Site) -> None:
+    rows, present, _ = a_base(1)
+    site.learner.received.take_targets(1, rows, present)
+    site.restart()
+    guide = site.learner.received.guide
+    assert isinstance(guide, Targets)
+    np.testing.assert_array_equal(guide.rows.numpy(), rows.astype(np.float32))
+    np.testing.assert_array_equal(guide.present.numpy(), present)
 
 
 def test_take_base_again_discards_nothing(site: Site) -> None:
