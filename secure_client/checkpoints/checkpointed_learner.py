@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agreement import AveragingSection
-from secure_client.checkpoints.checkpoints import Checkpoints
 from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.checkpoints.predictor import Predictor
-from secure_client.checkpoints.received_results import ReceivedResults
+from secure_client.checkpoints.received_results import BASE, TARGETS, ReceivedResults
+from secure_client.checkpoints.trained_values import TrainedValues
 from secure_client.error_containment import run_or_fallback
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.privacy.bounds import PrototypeBounds
@@ -27,6 +27,10 @@ from secure_client.training.learner import Learner
 from secure_client.training.loop import run_job
 
 _log = logging.getLogger("protoseal.site")
+_MODEL = "model"
+_STATE = (_MODEL, TARGETS, BASE)
+"""Documents of the journal that make a learner's state."""
+_REMEMBERED = "remembered "
 
 
 class RoundPrototypes(NamedTuple):
@@ -71,9 +75,9 @@ class CheckpointedLearner:
         """
         self._learner = learner
         self._noisy = noisy
-        self._checkpoints = Checkpoints(journal)
+        self._journal = journal
         self.values = ExchangedValues(learner, bounds, noisy, averaging)
-        self.received = ReceivedResults(learner, self._checkpoints, self.values)
+        self.received = ReceivedResults(learner, journal, self.values)
         self.predictor = Predictor(learner, self.received, self.values)
         self.releases = None if noisy is None else noisy.releases
         self._began_with: dict[str, Tensor] = {}
@@ -195,28 +199,36 @@ class CheckpointedLearner:
 
     def remember(self) -> None:
         """Store a copy of the present state, replacing an earlier copy."""
-        self._checkpoints.remember()
+        for name in _STATE:
+            stored = self._journal.get(name)
+            if stored is not None:
+                self._journal.put(_REMEMBERED + name, *stored)
 
     @property
     def remembered(self) -> int:
         """Trained round of the last call of :meth:`remember`; 0 without a call."""
-        return self._checkpoints.remembered
+        stored = self._journal.get(_REMEMBERED + _MODEL)
+        return 0 if stored is None else stored[0]
 
     def go_back(self) -> None:
         """Restore the remembered state permanently, as the end of training."""
-        self._checkpoints.go_back()
+        for name in _STATE:
+            stored = self._journal.get(_REMEMBERED + name)
+            if stored is not None:
+                self._journal.put(name, *stored)
         self._load()
 
     def _save_model(self) -> None:
         state = self._learner.state()
         if self._noisy is not None:
             state |= self._noisy.state()
-        self._checkpoints.put_trained(self.values.require_last(), state)
+        values = self.values.require_last()
+        self._journal.put(_MODEL, values.round, values.to_bytes(state))
 
     def _load(self) -> None:
-        stored = self._checkpoints.load_trained()
+        stored = self._journal.get(_MODEL)
         if stored is not None:
-            self.values.last, state = stored
+            self.values.last, state = TrainedValues.from_bytes(*stored)
             # Before the model: a ledger that was rolled back is refused, and nothing of the checkpoint is used.
             if self._noisy is not None:
                 self._noisy.load(state)

@@ -13,7 +13,7 @@ from algorithms import metrics
 from algorithms.fedplcc import LocalClusters
 from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Guide
-from secure_client.checkpoints.checkpoints import TrainedValues
+from secure_client.checkpoints.trained_values import TrainedValues
 from secure_client.error_containment import run_or_fallback
 from secure_client.privacy.bounds import Bounded, PrototypeBounds, saturate
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes

@@ -1,23 +1,104 @@
-"""Results that a site has received: the base that its next training starts from, and the targets of its features."""
+"""Results that a site has received: the base that its next training starts from, and the targets of its features.
+
+The journal keeps both, so that a restart changes no bit.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import numpy as numpy_tensors
 
 from algorithms.fedplcc import GlobalClusters
 from algorithms.gram_matrix import Bool, Float
-from algorithms.prototypes import Guide, Targets
-from secure_client.checkpoints.checkpoints import Base, Checkpoints
+from algorithms.prototypes import Clusters, Guide, Targets
 from secure_client.checkpoints.exchanged_values import ExchangedValues
+from secure_client.protocol.journal import Journal
 from secure_client.training.learner import Learner
+
+TARGETS, BASE = "targets", "base"
+"""Names of the documents in the journal."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """Base of a round: ``received``, the guide's arrays by name, and ``averaged`` (p + q,); all finite float64.
+
+    ``hash`` is the SHA-256 of the base's result: every member of the group states the hash before VALUES, so that no
+    member trains from another model undetected. Raises ``ValueError`` for shapes that do not fit or values that are not
+    finite.
+    """
+
+    hash: bytes
+    # Hidden in the representation: FedDBP's fusion contains a site's own prototypes.
+    received: Mapping[str, NDArray[Any]] = field(repr=False)
+    averaged: NDArray[np.float64] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.averaged.ndim != 1 or not np.isfinite(self.averaged).all():
+            raise ValueError(
+                f"the averaged part, of shape {self.averaged.shape}, is not a vector, or has values that are not finite"
+            )
+        self.guide()  # runs its checks
+
+    @classmethod
+    def of(cls, content_hash: bytes, rows: Float, present: Bool, averaged: Float) -> Base:
+        """Build a base with one prototype a class: copy ``rows`` (K, d), valid where ``present`` (K,) is true."""
+        # Copies: the arrays may be views of a payload that its owner goes on to change.
+        received = {"rows": np.array(rows, dtype=np.float64), "present": np.array(present, dtype=np.bool_)}
+        return cls(content_hash, received, np.array(averaged, dtype=np.float64))
+
+    @classmethod
+    def of_clusters(cls, content_hash: bytes, clusters: GlobalClusters, averaged: Float) -> Base:
+        """Build a base with several prototypes a class, from copies of the arrays."""
+        received = {
+            "rows": np.array(clusters.rows, dtype=np.float64),
+            "labels": np.array(clusters.labels, dtype=np.int64),
+            "weights": np.array(clusters.weights, dtype=np.float64),
+        }
+        return cls(content_hash, received, np.array(averaged, dtype=np.float64))
+
+    @property
+    def rows(self) -> NDArray[np.float64]:
+        """Return the rows of the prototypes, (K, d) or (G, d)."""
+        return self.received["rows"]
+
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        """Return the classes that have a row, (K,), where each class has one."""
+        return self.received["present"]
+
+    def guide(self) -> Guide | None:
+        """Return the guide of the site's features; None before the first useful result."""
+        if not self.received:
+            return None
+        if "present" in self.received:
+            return Targets.of(self.rows, self.present)
+        return Clusters.of(self.rows, self.received["labels"], self.received["weights"])
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes for the journal."""
+        arrays = {**self.received, "averaged": self.averaged}
+        return numpy_tensors.save({**arrays, "hash": np.frombuffer(self.hash, dtype=np.uint8)})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Base:
+        """Read the bytes of :meth:`to_bytes`."""
+        arrays = numpy_tensors.load(content)
+        averaged, content_hash = arrays.pop("averaged"), arrays.pop("hash").tobytes()
+        return cls(content_hash, arrays, averaged)
 
 
 class ReceivedResults:
     """Present base and targets of a site, each stored before it is used."""
 
-    def __init__(self, learner: Learner, checkpoints: Checkpoints, values: ExchangedValues) -> None:
+    def __init__(self, learner: Learner, journal: Journal, values: ExchangedValues) -> None:
         self._learner = learner
-        self._checkpoints = checkpoints
+        self._journal = journal
         self._values = values
         self.base: Base | None = None
         """Base of training; None before the group's first result."""
@@ -32,15 +113,24 @@ class ReceivedResults:
         return b"" if self.base is None else self.base.hash
 
     def load(self) -> None:
-        """Read what the journal has."""
-        self.base_round, self.base = self._checkpoints.load_base()
-        # A method has either a base, whose rows are the targets, or targets alone.
-        self.guide = self._checkpoints.load_targets() if self.base is None else self.base.guide()
+        """Read what the journal has. A method has either a base, whose rows are the targets, or targets alone."""
+        base, targets = self._journal.get(BASE), self._journal.get(TARGETS)
+        self.base_round = 0
+        self.base = None
+        self.guide = None
+        if base is not None:
+            self.base_round = base[0]
+            self.base = Base.from_bytes(base[1])
+            self.guide = self.base.guide()
+        elif targets is not None:
+            arrays = numpy_tensors.load(targets[1])
+            self.guide = Targets.of(arrays["rows"], arrays["present"])
 
     def take_targets(self, round_number: int, rows: Float, present: Bool) -> None:
         """Set the targets of later rounds: (K, d), valid where ``present`` (K,) is true."""
         self.guide = Targets.of(rows, present)
-        self._checkpoints.put_targets(round_number, rows, present)
+        content = numpy_tensors.save({"rows": np.ascontiguousarray(rows), "present": present})
+        self._journal.put(TARGETS, round_number, content)
 
     def take_base(self, round_number: int, base: bytes, rows: Float, has: Bool, averaged: Float) -> None:
         """Take the base of later rounds: the result of round ``round_number``, of hash ``base``.
@@ -75,4 +165,4 @@ class ReceivedResults:
         self.base_round = round_number
         self.base = base
         self.guide = base.guide()
-        self._checkpoints.put_base(round_number, base)
+        self._journal.put(BASE, round_number, base.to_bytes())

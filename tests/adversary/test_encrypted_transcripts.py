@@ -32,9 +32,8 @@ from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError, Limits
 from protoseal_wire.messages import Acknowledgement, Phase, PhaseKey
-from secure_client.checkpoints.checkpoints import Base
 from secure_client.checkpoints.exchanged_values import ExchangedValues
-from secure_client.checkpoints.received_results import ReceivedResults
+from secure_client.checkpoints.received_results import Base, ReceivedResults
 from tests.conformance.federations import Bool, data_for, grouped_agreement
 from tests.conformance.transcripts import Transcript, record_cluster_run, record_run
 from tests.support.scripted_sums import MAKES_SECRETS, one_secret

@@ -376,9 +376,7 @@ def recording_federation(
     def take(name: str, figures: SiteRound) -> None:
         site = next(each for each in federation.sites if each.name == name)
         site.learner.predictor.save(folder)
-        record[figures.round, name] = taken_from(
-            folder, agreement, data[name], site.learner._checkpoints.journal
-        )
+        record[figures.round, name] = taken_from(folder, agreement, data[name], site.learner._journal)
 
     federation = LocalFederation(agreement, data, record=keep, on_round=take)
     return federation

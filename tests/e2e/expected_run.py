@@ -20,8 +20,8 @@ from protoseal.simulation.local_federation import LocalFederation
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import Phase, RoundStart
 from secure_client.app import JOURNAL
-from secure_client.checkpoints.checkpoints import Base
 from secure_client.checkpoints.learner_factory import build_agreed_model
+from secure_client.checkpoints.received_results import Base
 from secure_client.output.site_files import MODEL, PROTOTYPES
 from secure_client.output.site_log import SiteRound, read_site_log
 from secure_client.protocol.journal import Journal

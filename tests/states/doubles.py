@@ -21,7 +21,6 @@ from privacy.ledger.budget_account import Account
 from protoseal_files import append_only_file
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
-from secure_client.checkpoints.checkpoints import Checkpoints
 from secure_client.checkpoints.received_results import ReceivedResults
 from secure_client.errors import Violation
 from secure_client.privacy.releases import ExactReleases, Releases
@@ -144,7 +143,7 @@ def _keeps_no_result() -> AbstractContextManager[object]:
     take = ReceivedResults._take
 
     def wrong(self: ReceivedResults, round_number: int, taken: Any) -> None:
-        with patch.object(self._checkpoints.journal, "put"):
+        with patch.object(self._journal, "put"):
             take(self, round_number, taken)
 
     return patch.object(ReceivedResults, "_take", wrong)
@@ -152,7 +151,13 @@ def _keeps_no_result() -> AbstractContextManager[object]:
 
 def _keeps_no_targets() -> AbstractContextManager[object]:
     """A site's targets of a combination of peers are in memory alone."""
-    return patch.object(Checkpoints, "put_targets", lambda *_: None)
+    take = ReceivedResults.take_targets
+
+    def wrong(self: ReceivedResults, *taken: Any) -> None:
+        with patch.object(self._journal, "put"):
+            take(self, *taken)
+
+    return patch.object(ReceivedResults, "take_targets", wrong)
 
 
 def _forgets_uploads() -> AbstractContextManager[object]:

@@ -142,7 +142,7 @@ def run_of(agreement: Agreement, has: Has) -> Run:
     with LocalFederation(agreement, data, on_round=told) as federation, sent.noted(federation):
         federation.run()
         for site in federation.sites:
-            assert all(site.learner._checkpoints.journal.get(document) is not None for document in DOCUMENTS)
+            assert all(site.learner._journal.get(document) is not None for document in DOCUMENTS)
             found = kept_by(site.learner, *DOCUMENTS)
             kept |= {f"{site.name} keeps {name}": each for name, each in found.items()}
     return Run(sent, kept)

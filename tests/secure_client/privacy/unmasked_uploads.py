@@ -179,7 +179,7 @@ def kept_by(learner: CheckpointedLearner, *documents: str) -> Traces:
     """
     found = Traces()
     for document in documents:
-        stored = learner._checkpoints.journal.get(document)
+        stored = learner._journal.get(document)
         arrays = {} if stored is None else safetensors.numpy.load(stored[1])
         found |= {f"{document}: {name}": each.tobytes() for name, each in arrays.items() if name != _HEAD}
     own = learner.predictor.prototypes()
