@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agreement import AveragingSection
-from secure_client.checkpoints.exchanged_values import ExchangedValues
+from secure_client.checkpoints.exchanged_values import ExchangedValues, TrainedValues
 from secure_client.checkpoints.predictor import Predictor
 from secure_client.checkpoints.received_results import BASE, TARGETS, ReceivedResults
-from secure_client.checkpoints.trained_values import TrainedValues
 from secure_client.error_containment import run_or_fallback
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.privacy.bounds import PrototypeBounds

@@ -106,7 +106,7 @@ def keep_values(
 def check_released(agreement: Agreement, released: int | None) -> None:
     """Raise :class:`Unprotected` unless a round's values are those of a noisy release, where noise is agreed.
 
-    ``released`` is the round of the release (:attr:`secure_client.checkpoints.trained_values.TrainedValues.released`).
+    ``released`` is the round of the release, of :class:`secure_client.checkpoints.exchanged_values.TrainedValues`.
     Call this before anything is signed: the classes of PRESENCE are the first values to leave.
     """
     if agreement.privacy is not None and released is None:

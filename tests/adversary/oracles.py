@@ -33,7 +33,7 @@ from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.checkpoints.trained_values import TrainedValues
+from secure_client.checkpoints.exchanged_values import TrainedValues
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.averaged_parameters import AveragedPart

@@ -11,7 +11,7 @@ from agreement import Agreement
 from agreement.derived.payload_shapes import directions_shape, limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.checkpoints.trained_values import TrainedValues
+from secure_client.checkpoints.exchanged_values import TrainedValues
 from tests.adversary.oracles import CLASSES, asking, classes_with_a_direction, run, sealed
 from tests.conformance.transcripts import ClusterTranscript
 

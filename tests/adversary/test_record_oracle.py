@@ -14,7 +14,7 @@ import pytest
 
 from agreement import Method, Protection
 from algorithms.fedplcc import LocalClusters
-from secure_client.checkpoints.trained_values import TrainedValues
+from secure_client.checkpoints.exchanged_values import TrainedValues
 from secure_client.exchanges.cluster_directions import substitute_directions
 from tests.adversary.oracles import (
     CLASSES,
