@@ -35,7 +35,7 @@ class PlainSite:
         Raises :class:`MalformedError`, also for a row longer than 1, because weights are convex.
         """
         combined = read_rows(answer, SCHEME, cohort)
-        holds = cohort.holds[cohort.index(site)]
+        holds = cohort.held_by(site)
         return np.where(holds[:, None], combined, rows)
 
 
@@ -124,7 +124,7 @@ def only_array(payload: Payload, scheme: str) -> Rows:
 def _check_payload(payload: Payload, scheme: str, site: str, cohort: Cohort) -> None:
     rows = read_rows(payload, scheme, cohort)
     # A row of a class that the site says it lacks would enter the sums, and no count of holders would include it.
-    if rows[~cohort.holds[cohort.index(site)]].any():
+    if rows[~cohort.held_by(site)].any():
         raise MalformedError("the rows of classes that the site does not hold must be zero")
 
 

@@ -117,6 +117,10 @@ class Cohort:
         """Return the row of a site; raise ``ValueError`` if the site is not in the cohort."""
         return self.sites.index(site)
 
+    def held_by(self, site: str) -> NDArray[np.bool_]:
+        """Return the classes (K,) that a site contributes to; raise ``ValueError`` if it is not in the cohort."""
+        return np.asarray(self.holds[self.sites.index(site)])
+
 
 class SiteHalf(Protocol):
     """Site half of a protection. Rows are float64 of shape (K, d) with Euclidean norm at most 1."""
@@ -219,7 +223,7 @@ def rows_to_send(rows: Rows, site: str, cohort: Cohort) -> Rows:
     The values of those other rows are neither checked nor sent. Raises :class:`MalformedError`.
     """
     check_shape(rows, cohort)
-    holds = cohort.holds[cohort.index(site)]
+    holds = cohort.held_by(site)
     sent = np.where(holds[:, None], rows, 0.0)
     check_values(sent)
     return sent

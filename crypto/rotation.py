@@ -85,13 +85,13 @@ class RotationSite:
         a row longer than 1. Limit: an answer of another vector within these bounds is not detected.
         """
         rotated = read_rows(answer, SCHEME, cohort)
-        holds = cohort.holds[cohort.index(site)]
+        holds = cohort.held_by(site)
         return np.where(holds[:, None], self._rotated(rotated, site, cohort, inverse=True), rows)
 
     def _rotated(self, rows: Rows, site: str, cohort: Cohort, *, inverse: bool) -> Rows:
         """Rotate rows; classes that the site does not hold, which is public, stay zero, since Q·0 = 0."""
         result = np.zeros_like(rows)
-        for k in np.flatnonzero(cohort.holds[cohort.index(site)]):
+        for k in np.flatnonzero(cohort.held_by(site)):
             result[k] = rotate(class_key(self._seed, self._context, int(k)), rows[k : k + 1], inverse)[0]
         return result
 

@@ -49,7 +49,8 @@ class CountedSum:
 
     def __init__(self, agreement: Agreement, error: Float) -> None:
         """Set ``error`` (L + K + 1,), the protection's largest error of each value of a sum."""
-        self._agreement, self._error = agreement, error
+        self._agreement = agreement
+        self._error = error
 
     def vector(self, contribution: Float, holds: Bool) -> NDArray[np.float64]:
         """Return the vector for a contribution (L,) that has rows of the classes ``holds`` (K,)."""
@@ -64,6 +65,7 @@ class CountedSum:
         ends = [self._agreement.layout.length]
         errors, of_counts = np.split(self._error, ends)
         total, counts = np.split(values, ends)
+        # Counts divide the sum, and min_holders is compared with them, so they must be exact and not only near.
         holders = whole_counts(counts, of_counts)
         if self._agreement.layout.weighted:
             total[-1:] = whole_counts(total[-1:], errors[-1:])
@@ -118,11 +120,12 @@ class EncryptedClusterSum:
     """
 
     def __init__(self, agreement: Agreement, clusters: int) -> None:
-        own, averaging = agreement.clustering, agreement.averaging
-        self._agreement, self._clusters = agreement, clusters
+        averaging, clustering = agreement.averaging, agreement.clustering
+        self._agreement = agreement
+        self._clusters = clusters
         segments = (
-            *own.segments(clusters, agreement.dim, agreement.norm_bound, averaging.most_samples),
-            Segment(clusters, float(own.most_local)),
+            *clustering.segments(clusters, agreement.dim, agreement.norm_bound, averaging.most_samples),
+            Segment(clusters, float(clustering.most_local)),
             *agreement.layout.segments(agreement.norm_bound, averaging),
             Segment(1, 1.0),
         )
@@ -130,22 +133,22 @@ class EncryptedClusterSum:
 
     def vector(self, part: Contribution, model: Float) -> NDArray[np.float64]:
         """Return the vector of a site's part in the clusters and its model (p + q + 1,)."""
-        own = self._agreement.clustering.vector(part.sums, part.counts)
-        return np.concatenate([own, part.members.astype(np.float64), model, [1.0]])
+        clusters = self._agreement.clustering.vector(part.sums, part.counts)
+        return np.concatenate([clusters, part.members.astype(np.float64), model, [1.0]])
 
     def means(self, values: Float, labels: Labels) -> tuple[GlobalClusters, NDArray[np.float64]]:
         """Return clusters of classes ``labels`` (G,), and the mean model, from the sum of :meth:`vector` over sites.
 
         Raises :class:`ImplausibleError` for values that no sites within their bounds have.
         """
-        own, number, dim = self._agreement.clustering, self._clusters, self._agreement.dim
-        ends = np.cumsum([own.length(number, dim), number, self._agreement.layout.length])
+        clustering, number, dim = self._agreement.clustering, self._clusters, self._agreement.dim
+        ends = np.cumsum([clustering.length(number, dim), number, self._agreement.layout.length])
         of_clusters, rows, model, members = np.split(values, ends)
         errors = np.split(self.form.error(self._agreement.max_sites), ends)
-        sums, counts = own.split(of_clusters, number, dim)
+        sums, counts = clustering.split(of_clusters, number, dim)
         rows_in, (sites,) = whole_counts(rows, errors[1]), whole_counts(members, errors[3])
         (samples,) = whole_counts(model[-1:], errors[2][-1:])
-        counts = whole_counts(counts, own.split(errors[0], number, dim)[1]).astype(np.float64)
+        counts = whole_counts(counts, clustering.split(errors[0], number, dim)[1]).astype(np.float64)
         model[-1] = samples
         if (rows_in < self._agreement.min_holders).any() or sites < self._agreement.min_holders:
             raise ImplausibleError("a decrypted sum has fewer sites than min_holders")
@@ -189,6 +192,7 @@ class EncryptedGroups:
             self.form.vector.check(vector)
         except BoundError as error:
             raise ImplausibleError(f"a decrypted sum: {error}") from error
+        # Prototypes are of features after a ReLU: only an error makes a component, and so a cosine, negative.
         return np.maximum(rows.ravel(), 0.0), vector
 
     def nothing(self) -> tuple[Float, Float]:
@@ -204,6 +208,7 @@ class EncryptedGroups:
         numbers, shares, (total,) = np.split(values, [len(values) - classes - 1, len(values) - 1])
         if not 0.5 < total <= self.form.groups + 0.5:
             raise ImplausibleError("a decrypted result mixes no possible number of groups")
+        # A share of about 0 is no group's: dividing by it would blow the ciphertexts' error up to a prototype.
         has = shares > agreement.agreement_threshold * total
         rows, model = np.split(numbers, [self._rows])
         divisor = total if agreement.fedpc.literal else np.where(has, shares, 1.0)[:, None]

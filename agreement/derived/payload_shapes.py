@@ -41,9 +41,10 @@ def most_ciphertexts(agreement: Agreement) -> int:
         return extension_shape(agreement).blobs
     if not agreement.sums or agreement.plan.values is not PayloadKind.CIPHERTEXTS:
         return 0
-    classes, own = len(agreement.classes), agreement.clustering
-    clusters = classes * own.most_clusters if agreement.clusters else 0
-    numbers = agreement.layout.length + own.length(clusters, agreement.dim) + clusters + classes + 1
+    classes, clustering = len(agreement.classes), agreement.clustering
+    clusters = classes * clustering.most_clusters if agreement.clusters else 0
+    # The layout's numbers, each cluster's numbers and rows, each class's holders, and the number of sites.
+    numbers = agreement.layout.length + clustering.length(clusters, agreement.dim) + clusters + classes + 1
     sums = 2 if agreement.row_period > 1 else 1
     return sums * (-(-numbers // CKKS_SLOTS) + -(-2 * classes * agreement.dim // CKKS_SLOTS))
 

@@ -56,7 +56,7 @@ def check_noise_is_shared(method: Method, protection: Protection, *, personal: b
     """
     traits = method.traits
     if not (protection.built_in and protection.sums_hide_terms):
-        hiding = " or ".join(repr(each.name) for each in PROTECTIONS.values() if each.sums_hide_terms)
+        hiding = " or ".join(repr(name) for name, built_in in PROTECTIONS.items() if built_in.sums_hide_terms)
         raise ValueError(
             f"noise = 'distributed' needs protection {hiding}, whose sums hide their terms, not"
             f" {protection.value!r}: choose noise = 'local', or protection {hiding}"

@@ -90,8 +90,8 @@ def _check_sums(protection: str, halves: SumHalves, settings: Section, secret: b
     for share in (0.0, 1.0, -1.0, None):  # zeros, both bounds, random values
         values = [_within(bounds, share) for _ in cohort.sites]
         sent = [
-            _travelled(site.protect(each, name, cohort, b"one"), form)
-            for each, name in zip(values, cohort.sites, strict=True)
+            _travelled(site.protect(vector, name, cohort, b"one"), form)
+            for vector, name in zip(values, cohort.sites, strict=True)
         ]
         for payload in sent:
             server.validate(payload)
@@ -102,8 +102,8 @@ def _check_sums(protection: str, halves: SumHalves, settings: Section, secret: b
             raise NotConforming(
                 f"{protection}: a sum is off by {off.max():.3g}, more than the error that the site's half states"
             )
-    for each, name in zip(values, cohort.sites, strict=True):
-        _check_unlike(protection, name, partial(site.protect, each, name, cohort))
+    for vector, name in zip(values, cohort.sites, strict=True):
+        _check_unlike(protection, name, partial(site.protect, vector, name, cohort))
     ends = np.cumsum([0, *(segment.length for segment in _SEGMENTS)])
     for place in {*ends[:-1], *(ends[1:] - 1)}:
         for beyond in (2.0 * bounds[place], -2.0 * bounds[place], np.nan, np.inf, -np.inf):

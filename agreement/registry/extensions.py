@@ -35,65 +35,65 @@ class Registry(Generic[ExtensionT]):
         is built in, and for an entry point that cannot be imported, is of another kind, or has another name than its
         object.
         """
-        known = _FOUND.get((self.group, name))
-        if known is None:
-            point = self._point(name)
+        if (self.group, name) not in _LOADED:
+            point = self._find_point(name)
             if point is None:
                 return None
-            known = _FOUND.setdefault((self.group, name), (self._loaded(point), _distribution(point)))
-        found, _ = known
-        if not isinstance(found, self.kind):
-            raise TypeError(f"{found!r} is registered in the wrong group of entry points")
-        return found
+            # Methods and protections are compared by identity, so the first load of a name stands for the process.
+            _LOADED.setdefault((self.group, name), (self._load(point), _distribution(point)))
+        extension, _ = _LOADED[self.group, name]
+        if not isinstance(extension, self.kind):
+            raise TypeError(f"{extension!r} is registered in the wrong group of entry points")
+        return extension
 
     def names(self) -> list[str]:
         """Return all registered names, for messages; nothing is imported."""
         return sorted({point.name for point in entry_points(group=self.group)})
 
-    def _point(self, name: str) -> EntryPoint | None:
+    def _find_point(self, name: str) -> EntryPoint | None:
         points = tuple(entry_points(group=self.group))
+        # A distribution that shadows a built-in name is refused whatever is looked up: it may be in use elsewhere.
         for point in points:
             if point.name in self.built_in:
                 raise ValueError(
                     f"{_describe(point)} registers the built-in name {point.name!r}: rename or uninstall that"
                     " extension"
                 )
-        found = [point for point in points if point.name == name]
-        if len(found) > 1:
+        named = [point for point in points if point.name == name]
+        if len(named) > 1:
             raise ValueError(
-                f"{name!r} is registered more than once, by {' and '.join(_describe(each) for each in found)}: remove"
-                " all but one"
+                f"{name!r} is registered more than once, by {' and '.join(map(_describe, named))}: remove all but one"
             )
-        return found[0] if found else None
+        return named[0] if named else None
 
-    def _loaded(self, point: EntryPoint) -> ExtensionT:
+    def _load(self, point: EntryPoint) -> ExtensionT:
         try:
-            found = point.load()
+            extension = point.load()
         except Exception as error:  # a third party's module may raise anything
             raise ValueError(
                 f"{_describe(point)} cannot be loaded ({type(error).__name__}: {error})"
             ) from error
-        if not isinstance(found, self.kind):
-            raise ValueError(f"{_describe(point)} must be a {self.kind.__name__}, not {type(found)}")
-        if found.name != point.name:
+        if not isinstance(extension, self.kind):
+            raise ValueError(f"{_describe(point)} must be a {self.kind.__name__}, not {type(extension)}")
+        if extension.name != point.name:
             raise ValueError(
-                f"{_describe(point)} loads an object named {found.name!r}: both names must be equal"
+                f"{_describe(point)} loads an object named {extension.name!r}: both names must be equal"
             )
         try:
-            found.check_complete()
+            extension.check_complete()
         except ValueError as error:
             raise ValueError(f"{_describe(point)} cannot be used: {error}") from error
-        return found
+        return extension
 
 
-_FOUND: dict[tuple[str, str], tuple[Extension, str]] = {}
+_LOADED: dict[tuple[str, str], tuple[Extension, str]] = {}
 """Loaded objects and the distributions that register them, by group and name."""
 
 
-def distribution_of(extension: Extension) -> str:
+def find_distribution(extension: Extension) -> str:
     """Return name and version of the distribution that registers the object; raise ``ValueError`` if none does."""
-    for found, distribution in _FOUND.values():
-        if found is extension:
+    for loaded, distribution in _LOADED.values():
+        if loaded is extension:
             return distribution
     raise ValueError(
         f"no entry point registers {extension.name!r}: install the distribution that defines it"
@@ -122,14 +122,14 @@ def method_named(name: str) -> Method:
 
 
 def _method(value: object) -> Method:
-    return _known(value, "method", _METHODS, METHODS)
+    return _look_up(value, "method", _METHODS, METHODS)
 
 
 def _protection(value: object) -> Protection:
-    return _known(value, "protection", _PROTECTIONS, PROTECTIONS)
+    return _look_up(value, "protection", _PROTECTIONS, PROTECTIONS)
 
 
-def _known(
+def _look_up(
     value: object, kind: str, registry: Registry[ExtensionT], built_in: Mapping[str, ExtensionT]
 ) -> ExtensionT:
     """Return the object of that name, built in or a third party's; raise ``ValueError`` if there is none."""
@@ -140,12 +140,13 @@ def _known(
     name = value.name if isinstance(value, registry.kind) else value
     if not isinstance(name, str):
         raise ValueError(f"the name of a {kind} must be text, not {value!r}")
-    found = registry.find(name)
-    if found is not None and value in (name, found):
-        return found
-    known = [*built_in, *registry.names()]
-    if name not in known:
-        raise ValueError(f"unknown {kind} {name!r}{nearest(name, known)}")
+    extension = registry.find(name)
+    if extension is not None and value in (name, extension):
+        return extension
+    names = [*built_in, *registry.names()]
+    if name not in names:
+        raise ValueError(f"unknown {kind} {name!r}{nearest(name, names)}")
+    # An object that only has the name of a registered one could do anything under that name.
     raise ValueError(f"{kind} {name!r} is not the object registered under that name")
 
 
@@ -175,7 +176,7 @@ def used_so_far(info: ValidationInfo) -> list[Extension]:
 
 def extensions_among(used: Iterable[Extension]) -> list[Extension]:
     """Return those that are not built in."""
-    return [each for each in used if not each.built_in]
+    return [extension for extension in used if not extension.built_in]
 
 
 def extension_settings(
@@ -192,7 +193,9 @@ def extension_settings(
             raise ValueError(
                 f"no third-party method or protection {name!r} is in use{nearest(name, extensions)}"
             )
-    return {name: _settings(each, tables.get(name, {}), source) for name, each in extensions.items()}
+    return {
+        name: _settings(extension, tables.get(name, {}), source) for name, extension in extensions.items()
+    }
 
 
 def extension_distributions(stated: Mapping[str, str], used: Iterable[Extension]) -> dict[str, str]:
@@ -201,24 +204,26 @@ def extension_distributions(stated: Mapping[str, str], used: Iterable[Extension]
     Raises ``ValueError`` where another distribution is ``stated``, or one for an object that is not used: parties
     with the same text then run the same distributions. The limit: a version is what a distribution says of itself.
     """
-    found = {name: distribution_of(each) for name, each in _by_name(used).items()}
+    installed = {name: find_distribution(extension) for name, extension in _by_name(used).items()}
     for name, agreed in stated.items():
-        if name not in found:
+        if name not in installed:
             raise ValueError(f"no third-party method or protection {name!r} is in use: remove the entry")
-        if agreed != found[name]:
+        if agreed != installed[name]:
             raise ValueError(
-                f"the agreement has {name!r} of {agreed!r}, but {found[name]!r} is installed: install the agreed"
+                f"the agreement has {name!r} of {agreed!r}, but {installed[name]!r} is installed: install the agreed"
                 " version, or change the agreement"
             )
-    return found
+    return installed
 
 
 def _by_name(used: Iterable[Extension]) -> dict[str, Extension]:
     """Return objects by name; raise ``ValueError`` if a method and a protection share one, and so their settings."""
     extensions: dict[str, Extension] = {}
-    for each in extensions_among(used):
-        if extensions.setdefault(each.name, each) is not each:
-            raise ValueError(f"a method and a protection are both called {each.name!r}: use only one of them")
+    for extension in extensions_among(used):
+        if extensions.setdefault(extension.name, extension) is not extension:
+            raise ValueError(
+                f"a method and a protection are both called {extension.name!r}: use only one of them"
+            )
     return extensions
 
 

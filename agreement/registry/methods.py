@@ -203,12 +203,12 @@ Method.FPL = Method(name="fpl", traits=replace(_CLUSTERED, single=True), setting
 Method.FEDPLVM = Method(name="fedplvm", traits=_CLUSTERED, settings=BaselinesSection)
 
 METHODS: Mapping[str, Method] = {
-    each.name: each for each in vars(Method).values() if isinstance(each, Method)
+    method.name: method for method in vars(Method).values() if isinstance(method, Method)
 }
 """The built-in methods, by name."""
-DEPLOYABLE = frozenset(each for each in METHODS.values() if each.deployable)
+DEPLOYABLE = frozenset(method for method in METHODS.values() if method.deployable)
 """Built-in methods that run between institutions. All others serve as comparisons in a simulation."""
-CONTROLS = frozenset(each for each in METHODS.values() if each.traits.family is Family.ALONE)
+CONTROLS = frozenset(method for method in METHODS.values() if method.traits.family is Family.ALONE)
 """Methods of a site alone, without a federation."""
 SIMULATED = frozenset(METHODS.values()) - DEPLOYABLE
 """Built-in methods that only a simulation runs."""
@@ -218,5 +218,5 @@ def simulated_only(method: Method) -> str:
     """Return why a method that is not deployable cannot run between institutions."""
     return (
         f"method {method.value!r} is a comparison that runs in `protoseal simulate` only;"
-        f" choose {', '.join(sorted(each.value for each in DEPLOYABLE))}"
+        f" choose {', '.join(sorted(map(str, DEPLOYABLE)))}"
     )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from agreement.registry.compatibility import plan_for
 from agreement.registry.extensions import (
     Extension,
     ExtensionTables,
@@ -204,7 +205,7 @@ class Agreement(RunSettings):
     @property
     def plan(self) -> RoundPlan:
         """Return the rounds of the agreed method under the agreed protection; ``ValueError`` for a control alone."""
-        return self.plan_of(self.method)
+        return plan_for(self.method, self.protection, self.pfpl.weighting)
 
     @property
     def delays_answers(self) -> bool:

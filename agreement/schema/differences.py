@@ -36,12 +36,15 @@ def fields_of(agreement: Agreement) -> tuple[AgreementField, ...]:
 
 def differing_fields(agreement: Agreement, others: Iterable[AgreementField]) -> list[str]:
     """Return a line for each field in which ``others``, the coordinator's, differ: ``rounds: here 5, there 6``."""
-    own, theirs = agreed_fields(agreement.to_json()), {each.path: each for each in others}
-    return [
-        f"{path}: here {_shown(own.get(path))}, at the coordinator {_shown(_text(theirs.get(path)))}"
-        for path in sorted(own.keys() | theirs.keys())
-        if _hash_of(own, path) != _sha256(theirs.get(path))
-    ]
+    here, theirs = agreed_fields(agreement.to_json()), {field.path: field for field in others}
+    differing = []
+    for path in sorted(here.keys() | theirs.keys()):
+        text, other = here.get(path), theirs.get(path)
+        # Hashes are compared, because a field's text may be the beginning of its value alone.
+        if (text and _digest(text)) != (other and other.sha256):
+            told = _shown(other.text if other else None)
+            differing.append(f"{path}: here {_shown(text)}, at the coordinator {told}")
+    return differing
 
 
 def changed_fields(before: str, agreement: Agreement) -> list[str]:
@@ -74,18 +77,6 @@ def _flat(table: Mapping[str, Any], above: str) -> Iterator[tuple[str, str]]:
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("ascii")).digest()
-
-
-def _hash_of(fields: Mapping[str, str], path: str) -> bytes | None:
-    return _digest(fields[path]) if path in fields else None
-
-
-def _sha256(field: AgreementField | None) -> bytes | None:
-    return None if field is None else field.sha256
-
-
-def _text(field: AgreementField | None) -> str | None:
-    return None if field is None else field.text
 
 
 def _shown(text: str | None) -> str:

@@ -92,7 +92,7 @@ class Layout:
             Segment(int(self.weighted), float(times)),
             Segment(self._noisy_weights, row_bound, whole=self.noisy),
         )
-        return tuple(each for each in segments if each.length)
+        return tuple(segment for segment in segments if segment.length)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Clustering:
         # Rounding may leave the quotients above the bound.
         sums = Segment(clusters * dim, self.most_local * norm_bound * (1.0 + NORM_SLACK))
         counts = Segment(clusters if self.counted else 0, float(self.most_counted(most_samples)))
-        return tuple(each for each in (sums, counts) if each.length)
+        return tuple(segment for segment in (sums, counts) if segment.length)
 
     def vector(self, sums: Vector, counts: Vector) -> Vector:
         """Return a site's part in the sums of G clusters, for ``sums`` (G, d) and ``counts`` (G,), as one vector."""

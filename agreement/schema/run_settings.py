@@ -10,7 +10,6 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from agreement.registry.compatibility import check_noise_is_shared, check_protection_serves, plan_for
 from agreement.registry.extensions import KnownMethod, KnownProtection
 from agreement.registry.methods import METHODS, Method
-from agreement.registry.round_plan import RoundPlan
 from agreement.sections.averaging import AveragingSection, MaskingSection
 from agreement.sections.methods import (
     BaselinesSection,
@@ -130,10 +129,6 @@ class RunSettings(Section):
         """
         return Inference.PROTOTYPE if self.extractor_is_frozen else self.method.traits.inference
 
-    def plan_of(self, method: Method) -> RoundPlan:
-        """Return the rounds of a method under these settings; ``ValueError`` for a control, which has none."""
-        return plan_for(method, self.protection, self.pfpl.weighting)
-
     def check_served(self, method: Method) -> None:
         """Raise ``ValueError`` unless the agreed protection, ``[privacy]`` and ``[training]`` serve this method."""
         check_protection_serves(method, self.pfpl.weighting, self.protection)
@@ -185,7 +180,7 @@ class RunSettings(Section):
 
     def _refusals(self, method: Method, *, frozen: bool) -> Iterator[tuple[bool, str]]:
         """Yield conditions under which [privacy] is refused, with the message of each."""
-        served = ", ".join(sorted(name for name, each in METHODS.items() if each.private))
+        served = ", ".join(sorted(name for name, served in METHODS.items() if served.private))
         averaged = method.traits.averaged
         yield (
             not method.private,
@@ -207,9 +202,10 @@ class RunSettings(Section):
             f"[privacy] allows no buffers in [averaging] unless features are frozen: method {method.value!r} would send"
             " statistics that follow the records; use a model without them",
         )
-        own = self.fedplcc
+        # A site's cells are the clusters of the round before, and each cell with records becomes a prototype.
+        more_clusters = self.fedplcc.most_clusters > self.fedplcc.most_prototypes
         yield (
-            method.traits.family is Family.CLUSTERS and own.most_clusters > own.most_prototypes,
+            method.traits.family is Family.CLUSTERS and more_clusters,
             "with [privacy] a site sends a prototype for each cluster of the previous round: set most_prototypes in"
             " [fedplcc] to most_clusters or more",
         )
@@ -230,7 +226,9 @@ class RunSettings(Section):
 
         Sites would refuse every masked sum of such a group (:meth:`MaskingSection.fewest_resisting`).
         """
-        if method.traits.family is Family.ALONE or not self.plan_of(method).masked:
+        if method.traits.family is Family.ALONE:
+            return
+        if not plan_for(method, self.protection, self.pfpl.weighting).masked:
             return
         fewest, smallest = self.masking.fewest_resisting(sites), self._smallest_group(method, sites)
         self._check_noise_is_held(sites, smallest)

@@ -67,7 +67,7 @@ class CkksSite:
         packing = Packing(cohort.classes, cohort.dim)
         ciphertexts = read_payload(answer, answer_shapes(self._combination, packing.parts))
         vectors = [self._secret.decrypt(ciphertext) for ciphertext in ciphertexts]
-        holds = cohort.holds[cohort.index(site)]
+        holds = cohort.held_by(site)
         combined = self._combination_of_peers(vectors, sent, holds, cohort)
         result = np.where((holds & (cohort.counts > 1))[:, None], combined, rows)
         # Not a convex combination of rows of norm 1. Written so that NaN, from a divisor of 0, fails too.
@@ -121,5 +121,5 @@ def _correction(sent: Rows, site: str, cohort: Cohort) -> Float:
     (D − 1)·C_m − D·C_m leaves −C_m and no division by D is needed. For classes that the site lacks the correction is 0,
     like the row.
     """
-    single = cohort.holds[cohort.index(site)] & (cohort.counts == 2)
+    single = cohort.held_by(site) & (cohort.counts == 2)
     return np.asarray(_absent_norms(sent, cohort) + single, dtype=np.float64)

@@ -36,7 +36,7 @@ _SUBSTITUTES = "seed of zero prototypes' directions"
 
 def sent_clusters(parts: ExchangeParts, group: Group) -> LocalClusters:
     """Return the local prototypes of classes that are active in the group, with counts as they are sent."""
-    local, holds = parts.learner.values.local(), group.cohort.holds[group.cohort.index(parts.site)]
+    local, holds = parts.learner.values.local(), group.cohort.held_by(parts.site)
     sent = holds[local.labels]
     counts = counted_samples(local.counts, parts.agreement.averaging.most_samples)
     return LocalClusters(local.rows[sent], local.labels[sent], counts[sent])
@@ -86,7 +86,7 @@ class DirectionsStep:
         rows = codec.decode_assignment(assignment, self._limits).sites
         (clusters,) = (assigned.clusters for assigned in rows if assigned.site == self._site)
         local = self._parts.learner.values.local()
-        requested = group.cohort.holds[group.cohort.index(self._site)][local.labels]
+        requested = group.cohort.held_by(self._site)[local.labels]
         requested[requested] = clusters != WITHHELD
         self._parts.participants.requested_rows = requested
         return contribution(sent_clusters(self._parts, group), clusters, len(group.clusters))

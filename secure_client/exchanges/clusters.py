@@ -92,7 +92,7 @@ class ClusterExchange(GroupExchange):
         _, counts = self._learner.train_round(key.round)
         samples = model_weight(counts, self._agreement.averaging.most_samples)
         no_rows = np.empty((0, self._agreement.dim))
-        return self._agreement.layout.contribution(no_rows, self._learner.values.averaged_part(), samples)
+        return self._layout.contribution(no_rows, self._learner.values.averaged_part(), samples)
 
     def _take(self, round_number: int, base: bytes, payload: Payload) -> Bool:
         """Make a result the base of later rounds; return the classes (K,) of its clusters.

@@ -187,7 +187,7 @@ class GroupMembers:
             self._check_keys(active)
         keys = {statement.site: statement.keys for statement in statements if statement.keys is not None}
         cohort = group_cohort(active, members, self._agreement)
-        self._participants.requested_rows = cohort.holds[cohort.index(self._site)]
+        self._participants.requested_rows = cohort.held_by(self._site)
         return Group(cohort, keys, self._learner.received.base_hash)
 
     def _check_earlier_sums_cannot_open(self, key: PhaseKey, group: Group) -> None:
@@ -258,6 +258,7 @@ class GroupExchange(SiteExchange):
         self._learner = parts.learner
         self._masks = parts.masks
         self._limits = limits_of(parts.agreement)
+        self._layout = parts.agreement.layout
         self._starts = RoundStartCheck(parts)
         self._members = GroupMembers(parts, self._starts)
 

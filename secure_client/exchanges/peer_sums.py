@@ -90,7 +90,7 @@ class PeerSumExchange(GroupExchange):
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """Return the prototypes (K·d,), zeros for classes withheld in the attempt, and keep them as rounded."""
         rows, _ = self._learner.train_round(key.round)
-        holds = group.cohort.holds[group.cohort.index(self._site)]
+        holds = group.cohort.held_by(self._site)
         vector = np.where(holds[:, None], rows, 0.0).ravel()
         if not self._agreement.sends_rows(key.round):
             return vector  # zeros: the result repeats an earlier sum, whose term stays
@@ -159,7 +159,7 @@ class PeerSumExchange(GroupExchange):
             raise Violation(f"the result has scheme {payload.scheme!r}, but {PAIRWISE!r} is agreed")
         members = codec.decode_sum_members(payload.blobs[0], self._limits)
         vector, counts = payload.arrays
-        rows, _ = self._agreement.layout.split(vector)
+        rows, _ = self._layout.split(vector)
         try:
             summed = PeerSum(members, rows, whole_numbers(counts, len(members.signed.sites) + 1))
         except CryptoError as error:

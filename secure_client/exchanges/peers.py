@@ -64,7 +64,7 @@ class PeerExchange(SiteExchange):
         cohort = cohort_of(self._participants.verify_list(key, request), self._agreement)
         # Rows of classes that are withheld, or that this round does not send, stay here whatever a third party's half
         # does with them.
-        self._participants.requested_rows = cohort.holds[cohort.index(self._site)]
+        self._participants.requested_rows = cohort.held_by(self._site)
         sent = np.where(self._participants.requested_rows[:, None], self._rows(key), 0.0)
         return ProtectedPayload(self._half.for_attempt(key, cohort), sent, self._site, cohort)
 
@@ -79,7 +79,7 @@ class PeerExchange(SiteExchange):
         if not self._agreement.sends_rows(key.round):
             return ResultSummary(len(cohort.sites), self._learner.predictor.prototypes().has_personal)
         rows = self._rows(key)
-        given = np.asarray(cohort.holds[cohort.index(self._site)])
+        given = cohort.held_by(self._site)
         peers = self._peers(key, payload, rows, cohort)
         if peers is not None:
             targets = personalise(rows, peers, self._agreement.own_share) * self._agreement.norm_bound

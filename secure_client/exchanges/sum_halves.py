@@ -28,7 +28,7 @@ from agreement.derived.means import Means
 from agreement.derived.payload_shapes import limits_of, longest_mean, sums_shape
 from agreement.registry.protections import SumHalves
 from agreement.registry.round_plan import load_half
-from algorithms.gram_matrix import Bool, Float
+from algorithms.gram_matrix import Float
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite
 from crypto.errors import ImplausibleError
@@ -130,7 +130,7 @@ class CkksSumHalf(SumHalf):
     def answer(self, step: SumStep) -> Answer:
         """Answer VALUES with the encrypted vector, and with the counts that divide the sum."""
         layout = EncryptedSum(self._agreement)
-        counted = layout.vector(step.vector(step.group), classes_sent(step.group, self._site))
+        counted = layout.vector(step.vector(step.group), step.group.cohort.held_by(self._site))
         return ProtectedPayload(SummingSite(self._setup.ckks_key(), layout.form), counted)
 
     def read_means(self, payload: Payload) -> Means:
@@ -223,7 +223,7 @@ class DeclaredSumHalf(SumHalf):
     def answer(self, step: SumStep) -> Answer:
         """Answer VALUES with the third party's payload."""
         half = self._half()
-        counted = self._layout(half).vector(step.vector(step.group), classes_sent(step.group, self._site))
+        counted = self._layout(half).vector(step.vector(step.group), step.group.cohort.held_by(self._site))
         context = attempt_context(self._agreement, self._setup, step.key, step.group.cohort, step.group.base)
         return ProtectedPayload(DeclaredHalf(half), counted, self._site, step.group.cohort, context)
 
@@ -242,11 +242,6 @@ class DeclaredSumHalf(SumHalf):
         agreement = self._agreement
         settings = agreement.settings_of(agreement.protection)
         return self._make(settings, self._setup.group_secret(), agreement.sum_facts)
-
-
-def classes_sent(group: Group, site: str) -> Bool:
-    """Return the classes (K,) of which the site sends rows in the group's attempt."""
-    return np.asarray(group.cohort.holds[group.cohort.index(site)])
 
 
 def read_cleartext_means(agreement: Agreement, payload: Payload, scheme: str) -> Means:

@@ -24,7 +24,7 @@ from secure_client.error_containment import run_or_fallback
 from secure_client.exchanges.exchange import ExchangeParts, PresenceBase, check_nothing_given
 from secure_client.exchanges.groups import GroupExchange
 from secure_client.exchanges.row_protection import row_protection
-from secure_client.exchanges.sum_halves import SumStep, build_sum_half, classes_sent
+from secure_client.exchanges.sum_halves import SumStep, build_sum_half
 from secure_client.privacy.bounds import model_weight
 from secure_client.protocol.secure_aggregation import Group
 from secure_client.protocol.sent_values import Answer
@@ -60,7 +60,7 @@ class SumExchange(GroupExchange):
         if key.round == 0:
             return PresenceBase()
         stated = super().presence(key)
-        if self._agreement.layout.noisy:
+        if self._layout.noisy:
             self._masks.keep_noise(key, self._learner.draw_noise_share(key.round))
         return stated
 
@@ -79,7 +79,7 @@ class SumExchange(GroupExchange):
         """See :class:`secure_client.exchanges.groups.GroupExchange`."""
         has = self._take(key.round, base, payload)
         # Without sums of prototypes, no class is withheld.
-        return has if self._agreement.layout.classes else np.ones_like(has)
+        return has if self._layout.classes else np.ones_like(has)
 
     # Values sent
 
@@ -96,7 +96,7 @@ class SumExchange(GroupExchange):
 
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """Return the vector (L,) in the order of the layout; zeros for classes withheld in the group's attempt."""
-        layout = self._agreement.layout
+        layout = self._layout
         averaged = self._learner.values.averaged_part
         if layout.noisy:
             # Noise lies in every class, held or not, for this attempt alone: a class without noise would show that the
@@ -107,7 +107,7 @@ class SumExchange(GroupExchange):
                 vectors.astype(np.float64), weights.astype(np.float64), averaged()
             )
         rows, counts = self._learner.train_round(key.round)
-        sent = np.where(classes_sent(group, self._site)[:, None], rows, 0.0) if layout.classes else rows[:0]
+        sent = np.where(group.cohort.held_by(self._site)[:, None], rows, 0.0) if layout.classes else rows[:0]
         samples = model_weight(counts, self._agreement.averaging.most_samples)
         return layout.contribution(sent, averaged(), samples)
 

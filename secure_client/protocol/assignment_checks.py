@@ -50,7 +50,7 @@ def check_classes(assigned: AssignedRows, cohort: Cohort, agreement: Agreement) 
     if assigned.site not in cohort.sites:
         raise Violation(f"the assignment names {assigned.site}, which is not in the sum")
     per_class = np.bincount(assigned.classes, minlength=cohort.classes)
-    if ((per_class > 0) != cohort.holds[cohort.index(assigned.site)]).any():
+    if ((per_class > 0) != cohort.held_by(assigned.site)).any():
         raise Violation(f"the assignment has rows of {assigned.site} in classes that the site does not hold")
     if per_class.max(initial=0) > agreement.clustering.most_local:
         raise Violation(f"the assignment has more rows of {assigned.site} than agreed")

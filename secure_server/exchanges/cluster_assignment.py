@@ -163,7 +163,7 @@ class DirectionsStep:
         """Raise :class:`MalformedError` unless a site's upload is rotated rows of length 1 and their classes."""
         rows, classes = self._decode(content)
         cohort = group_cohort(attempt.active, attempt.group_of(site), self._agreement)
-        check_labels(classes, cohort.holds[cohort.index(site)], self._agreement.clustering.most_local)
+        check_labels(classes, cohort.held_by(site), self._agreement.clustering.most_local)
         norms = np.linalg.norm(rows, axis=1)
         if (np.abs(norms - 1.0) > NORM_SLACK).any():
             raise MalformedError("a direction does not have length 1")

@@ -61,7 +61,7 @@ class PlainClusterHalf(SinglePhaseExchange):
         """Raise :class:`MalformedError` for values that masked sums would not carry, or prototypes of other classes."""
         _, classes, samples, _ = _arrays(payload)
         cohort = group_cohort(attempt.active, attempt.group_of(site), self._agreement)
-        check_labels(classes, cohort.holds[cohort.index(site)], self._agreement.clustering.most_local)
+        check_labels(classes, cohort.held_by(site), self._agreement.clustering.most_local)
         if (whole_numbers(samples, self._most_counted + 1) < 1).any():
             raise MalformedError("a local prototype stands for no sample: each must count at least one")
         local, vector = _read(payload)

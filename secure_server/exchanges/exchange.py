@@ -198,9 +198,14 @@ def read_upload(agreement: Agreement, key: PhaseKey, content: bytes) -> Payload:
 class SinglePhaseExchange(Exchange):
     """VALUES, from every participant: a missing one fails the attempt."""
 
+    def __init__(self, parts: ExchangeParts, *, round_number: int = 1) -> None:
+        """Set the form of an upload, which differs in round 0 alone."""
+        super().__init__(parts)
+        self._values_shape = values_shape(parts.agreement, round_number)
+
     def check(self, attempt: Attempt, _: Phase, site: str, content: bytes) -> None:
         """Check an answer: decode it, refuse cleartext that is not agreed, then call :meth:`validate`."""
-        payload = self._decode(attempt, content)
+        payload = codec.decode_payload(content, self._limits, self._values_shape)
         # A third party's half may not check this. Limit: the coordinator has seen the values by now.
         if payload.scheme == plain.SCHEME and self._agreement.protection is not Protection.PLAIN:
             raise UnknownSchemeError(
@@ -211,7 +216,7 @@ class SinglePhaseExchange(Exchange):
 
     def payload(self, attempt: Attempt, site: str) -> Payload:
         """Return the values of one participant."""
-        return self._decode(attempt, attempt.answer(Phase.VALUES, site))
+        return codec.decode_payload(attempt.answer(Phase.VALUES, site), self._limits, self._values_shape)
 
     def payloads(self, attempt: Attempt) -> dict[str, Payload]:
         """Return the values of all participants."""
@@ -220,9 +225,6 @@ class SinglePhaseExchange(Exchange):
     @abstractmethod
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
         """Raise :class:`crypto.errors.MalformedError` unless the payload may enter :meth:`outcome`."""
-
-    def _decode(self, attempt: Attempt, content: bytes) -> Payload:
-        return codec.decode_payload(content, self._limits, values_shape(self._agreement, attempt.key.round))
 
 
 def build_half(parts: ExchangeParts) -> Exchange:

@@ -25,7 +25,7 @@ from crypto.pairwise.member_signatures import verify_sharers, verify_survivor
 from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.shares import ReleasedShare, SealedShare, check_released, verify_share
 from crypto.pairwise.unmask import unmask
-from crypto.protection import Payload, PayloadShape, Words
+from crypto.protection import Payload, Words
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     MaskedValues,
@@ -77,6 +77,8 @@ class SecureAggregation(Exchange):
 
     def __init__(self, parts: ExchangeParts) -> None:
         super().__init__(parts)
+        self._values_shape = values_shape(parts.agreement, 1)
+        self._fixed_point = parts.agreement.fixed_point()
         self._relayed = AttemptCache[Mapping[str, list[SealedShare]]]()
         self._on_sharers = AttemptCache[dict[str, bytes]]()
         self._on_survivors = AttemptCache[Mapping[tuple[str, ...], tuple[SurvivorSignature, ...]]]()
@@ -97,7 +99,7 @@ class SecureAggregation(Exchange):
 
     def fixed_point(self, attempt: Attempt) -> FixedPoint:  # noqa: ARG002 (over clusters it depends on the attempt)
         """Return the fixed-point encoding of vectors as words."""
-        return self._agreement.fixed_point()
+        return self._fixed_point
 
     def broadcast(self, attempt: Attempt, group: tuple[str, ...]) -> bytes:
         """Return the hash of the broadcast to all members: the base that each member stated in PRESENCE."""
@@ -195,7 +197,7 @@ class SecureAggregation(Exchange):
         """Return the sharers that a site signed; after a restart, read them from the site's upload, a whole vector."""
         signatures = self._signatures(attempt)
         if site not in signatures:
-            signatures[site] = self._values(attempt, attempt.answer(Phase.VALUES, site)).signature
+            signatures[site] = self._decode_values(attempt.answer(Phase.VALUES, site)).signature
         return signatures[site]
 
     def _signatures(self, attempt: Attempt) -> dict[str, bytes]:
@@ -231,10 +233,10 @@ class SecureAggregation(Exchange):
     def _check_values(self, attempt: Attempt, site: str, content: bytes) -> None:
         group = attempt.group_of(site)
         if not self._graph(attempt, group).sparse:
-            self._words(attempt, site, content)
+            self._read_words(attempt, site, content)
             return
-        values, sharers = self._values(attempt, content), attempt.among(group, Phase.SHARES)
-        self._payload_words(attempt, values.payload)
+        values, sharers = self._decode_values(content), attempt.among(group, Phase.SHARES)
+        self._words(attempt, values.payload)
         binding = self._binding(attempt, group)
         verify_sharers(attempt.roster.members[site], binding, sharers, values.signature)
         self._signatures(attempt)[site] = values.signature
@@ -281,7 +283,7 @@ class SecureAggregation(Exchange):
         survivors = attempt.among(group, Phase.VALUES)
         words = unmask(
             LazyVectors(
-                survivors, lambda site: self._words(attempt, site, attempt.answer(Phase.VALUES, site))
+                survivors, lambda site: self._read_words(attempt, site, attempt.answer(Phase.VALUES, site))
             ),
             released,
             self._binding(attempt, group),
@@ -306,23 +308,19 @@ class SecureAggregation(Exchange):
         binding, graph = self._binding(attempt, group), self._graph(attempt, group)
         return suspicions(released, binding, sharers, _public(attempt, group), graph)
 
-    def _words(self, attempt: Attempt, site: str, content: bytes) -> Words:
+    def _read_words(self, attempt: Attempt, site: str, content: bytes) -> Words:
+        # In a sparse graph, a vector has its sender's signature on its mask partners beside it.
         if self._graph(attempt, attempt.group_of(site)).sparse:
-            payload = self._values(attempt, content).payload
-        else:
-            payload = codec.decode_payload(content, self._limits, self._shape(attempt))
-        return self._payload_words(attempt, payload)
+            return self._words(attempt, self._decode_values(content).payload)
+        return self._words(attempt, codec.decode_payload(content, self._limits, self._values_shape))
 
-    def _payload_words(self, attempt: Attempt, payload: Payload) -> Words:
+    def _words(self, attempt: Attempt, payload: Payload) -> Words:
         fixed_point = self.fixed_point(attempt)
         return masked_words(payload, fixed_point.ring_bits, fixed_point.length)
 
-    def _values(self, attempt: Attempt, content: bytes) -> MaskedValues:
-        """Answer to VALUES of a site in a sparse graph."""
-        return codec.decode_masked_values(content, self._limits, self._shape(attempt))
-
-    def _shape(self, attempt: Attempt) -> PayloadShape:
-        return values_shape(self._agreement, attempt.key.round)
+    def _decode_values(self, content: bytes) -> MaskedValues:
+        """Return the answer to VALUES of a site in a sparse graph."""
+        return codec.decode_masked_values(content, self._limits, self._values_shape)
 
     def _graph(self, attempt: Attempt, group: tuple[str, ...]) -> Graph:
         return self._agreement.masking.graph(len(attempt.roster.members), len(group))

@@ -21,7 +21,7 @@ class SiteGrouping(SinglePhaseExchange):
 
     def __init__(self, parts: ExchangeParts) -> None:
         """Search groups by the parts' executor, or in this thread when there is none."""
-        super().__init__(parts)
+        super().__init__(parts, round_number=0)
         self._server = GramServer(parts.agreement.plan.row_scheme)
         self._executor = parts.executor
 

@@ -22,7 +22,7 @@ import numpy as np
 from agreement import AveragingSection
 from agreement.derived.cohorts import group_cohort
 from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
-from agreement.derived.payload_shapes import result_shape, sums_shape, values_shape
+from agreement.derived.payload_shapes import result_shape, sums_shape
 from agreement.registry.protections import SumHalves
 from algorithms.gram_matrix import Bool
 from crypto.ckks.group_mixing import MixingServer
@@ -63,7 +63,7 @@ class PlainSumHalf(SinglePhaseExchange):
         rows, model = layout.split(vector)
         if layout.classes:
             cohort = group_cohort(attempt.active, attempt.group_of(site), self._agreement)
-            _check_rows(rows, cohort.holds[cohort.index(site)], self._agreement.norm_bound)
+            _check_rows(rows, cohort.held_by(site), self._agreement.norm_bound)
         weight = float(vector[-1]) if layout.weighted else 1.0
         check_weight(weight, self._agreement.averaging.most_samples)
         check_model(model / weight, self._agreement.averaging)
@@ -182,8 +182,7 @@ class AddedSumHalf(SinglePhaseExchange):
 
     def last_sum(self, attempt: Attempt, group: tuple[str, ...]) -> Payload | None:
         """Return the group's :func:`repeated_sum`."""
-        form = values_shape(self._agreement, attempt.key.round)
-        return repeated_sum(self._agreement, attempt, group, form, self._limits)
+        return repeated_sum(self._agreement, attempt, group, self._values_shape, self._limits)
 
     def sum_over(self, attempt: Attempt, group: tuple[str, ...]) -> Payload:
         """Return the sum of payloads that are read one at a time."""

@@ -111,7 +111,7 @@ ROSTERS = {
 def opens(play: ScriptedCoordinator, secret: CkksSecret, name: str, active: ActiveList) -> bool:
     """Return True if the key reads those of the site's prototypes that are not withheld from the upload."""
     cohort = cohort_of(active, play.agreement)
-    sent = cohort.holds[cohort.index(name)]
+    sent = cohort.held_by(name)
     read, rows = decrypt_upload(play, secret, play.values(name, active), active), play.rows(name)
     assert np.abs(rows[sent]).max() > 0.1
     return bool(np.abs(read[sent] - rows[sent]).max() < 1e-4)

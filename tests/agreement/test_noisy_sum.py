@@ -50,7 +50,7 @@ def test_a_threshold_of_those_listed_without_the_colluding_makes_the_agreed_nois
 ) -> None:
     """Variances of (t − c) times 2^40 equal noise multiplier times sensitivity, squared, in exact arithmetic."""
     if listed < fewest_against(colluding):
-        with pytest.raises(ValueError, match=f"{listed} sites are listed: .* {colluding} colluding"):
+        with pytest.raises(ValueError, match=f"{listed}.*{colluding}"):
             NoisySum.of(with_(colluding=colluding), 8, listed)
         return
     noisy = NoisySum.of(with_(colluding=colluding), 8, listed)
@@ -128,12 +128,12 @@ def test_every_site_states_every_class() -> None:
 
 
 def test_shared_noise_that_overflows_the_ring_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"whole numbers .* lower the bound, or the number of terms"):
+    with pytest.raises(ValidationError, match="bound"):
         grouped_agreement(
             privacy=with_(noise_multiplier=0.05),
             averaging=AveragingSection(parameters=AGREED.averaging.parameters, most_samples=10**9),
         )
-    with pytest.raises(ValidationError, match=r"steps, not 1 to 2\^30"):
+    with pytest.raises(ValidationError, match=r"2\^30"):
         grouped_agreement(privacy=with_(count_weight=1e-9))
 
 
@@ -154,7 +154,7 @@ def test_shared_noise_that_overflows_the_ring_is_refused() -> None:
     ],
 )
 def test_shared_noise_refuses_what_it_does_not_serve_by_name(changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValidationError, match=f"noise = 'distributed'.*{reason}"):
+    with pytest.raises(ValidationError, match=reason):
         grouped_agreement(**{"privacy": SHARED, **changes})
 
 
@@ -174,7 +174,7 @@ def test_shared_noise_serves_each_supported_method() -> None:
 
 
 def test_noise_is_not_carried_over_rounds() -> None:
-    with pytest.raises(ValidationError, match=r"fresh in each sum.*release_every = 1"):
+    with pytest.raises(ValidationError, match="release_every"):
         PrivacySection(clip=1.0, noise_multiplier=1.0, noise=Noise.DISTRIBUTED, release_every=2)
 
 
@@ -234,9 +234,7 @@ def test_a_site_takes_shared_noise_only_where_it_says_against_how_many() -> None
 
     with pytest.raises(ValueError, match=r"least_colluding.*\[privacy\]"):
         own().check(SHARED, 10)
-    with pytest.raises(
-        ValueError, match="tolerates 1 colluding sites, but least_colluding of this site is 2"
-    ):
+    with pytest.raises(ValueError, match="least_colluding"):
         own(least_colluding=2).check(SHARED, 10)
     own(least_colluding=1).check(SHARED, 10)
     own().check(with_(noise=Noise.LOCAL), 10)

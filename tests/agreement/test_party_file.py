@@ -140,13 +140,11 @@ def test_a_threshold_that_so_many_sites_cannot_keep_is_refused(tmp_path: Path) -
         if changes:
             assert len(load_party(tmp_path, COORDINATOR, sites=sites).sites) == 60
         else:
-            with pytest.raises(
-                ConfigError, match="agreement threshold of 1e-06 is below the error of 'ckks'"
-            ):
+            with pytest.raises(ConfigError, match="1e-06"):
                 load_party(tmp_path, COORDINATOR, sites=sites)
 
 
 def test_more_sites_than_pfpl_on_ciphertexts_serves_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "agreement.toml", AGREEMENT | {"max_sites": 300})
-    with pytest.raises(ConfigError, match="serves 2 to 256 sites"):
+    with pytest.raises(ConfigError, match="256"):
         load_party(tmp_path, COORDINATOR, sites=[f"site-{n}" for n in range(300)])

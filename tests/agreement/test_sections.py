@@ -196,7 +196,7 @@ def test_groups_that_may_be_too_small_are_refused_where_the_roster_is_known(
         return
     with pytest.raises(
         ConfigError,
-        match=r"15 of 150 sites, and a group of \d+ does not resist them: set min_holders to 44 or more",
+        match="min_holders to 44",
     ):
         load_party(tmp_path, COORDINATOR, sites=sites)
 
@@ -207,7 +207,7 @@ def test_a_run_too_small_against_its_colluders_is_refused(tmp_path: Path) -> Non
     write(tmp_path / "agreement.toml", AGREEMENT | FEDPC | {"protection": "masked", "masking": masking})
     with pytest.raises(
         ConfigError,
-        match="35 of 103 sites, and a group of 3 does not resist them: lower max_colluding, or raise",
+        match="max_colluding",
     ):
         load_party(tmp_path, COORDINATOR, sites=[f"site-{n}" for n in range(103)])
 
@@ -215,7 +215,7 @@ def test_a_run_too_small_against_its_colluders_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize("method", ["average", "feddbp", "pfpl"])
 def test_simulation_refuses_a_group_too_small_for_its_colluders(tmp_path: Path, method: str) -> None:
     flags = {"protection": "masked", "sites": 150, "rounds": 1, "dataset": "digits"}
-    with pytest.raises(ConfigError, match="15 of 150 sites, and a group of 3 does not resist them"):
+    with pytest.raises(ConfigError, match="max_colluding"):
         config_in("", tmp_path / "out", method=method, compare=("fedpc",), **flags)
     assert config_in("", tmp_path / "out", method=method, **flags).sites == 150
     assert (

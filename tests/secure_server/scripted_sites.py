@@ -243,7 +243,7 @@ class ScriptedSite:
     def vector(self, number: int) -> Vector:
         """Return this site's vector in the sum: zeros for classes without enough holders in its attempt's group."""
         cohort = group_cohort(self.active, self.group, self.agreement)
-        rows = np.where(cohort.holds[cohort.index(self.name)][:, None], prototypes_of(self.name, number), 0.0)
+        rows = np.where(cohort.held_by(self.name)[:, None], prototypes_of(self.name, number), 0.0)
         return np.concatenate([rows.ravel(), extractor_of(self.name, number)])
 
     @property

@@ -73,15 +73,15 @@ def as_installed(folder: Path) -> dict[str, str]:
 @contextmanager
 def installed(*folders: Path) -> Iterator[None]:
     """Make the distributions in the folders importable and found inside the block, and forget them afterwards."""
-    known, modules, path = dict(extensions._FOUND), set(sys.modules), list(sys.path)
+    known, modules, path = dict(extensions._LOADED), set(sys.modules), list(sys.path)
     sys.path[:0] = [str(folder) for folder in folders]
     invalidate_caches()
     try:
         yield
     finally:
         sys.path[:] = path
-        extensions._FOUND.clear()
-        extensions._FOUND.update(known)
+        extensions._LOADED.clear()
+        extensions._LOADED.update(known)
         for name in set(sys.modules) - modules:
             file = getattr(sys.modules[name], "__file__", None)
             if file and Path(file).parent in folders:

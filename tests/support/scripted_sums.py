@@ -73,7 +73,7 @@ class ScriptedSums(ScriptedCoordinator):
         """Return a site's secret: what it adds to the sum, (L,)."""
         learner, cohort = self.site(name).learner, begun.cohort
         rows, _ = learner.train_round(begun.round)
-        rows = np.where(cohort.holds[cohort.index(name)][:, None], rows, 0.0)
+        rows = np.where(cohort.held_by(name)[:, None], rows, 0.0)
         return np.concatenate([rows.ravel(), learner.values.averaged_part()])
 
     def rounding(self, terms: int = 1) -> Vector:

@@ -207,7 +207,7 @@ def test_weights_that_are_not_convex_are_noticed(
 ) -> None:
     right = method_named("cosine-peers")
     check_weights(right)
-    with np.errstate(all="ignore"), pytest.raises(NotConforming, match="cosine-peers: "):
+    with np.errstate(all="ignore"), pytest.raises(NotConforming, match="cosine-peers"):
         check_weights(replace(right, weights=lambda settings: weights))
-    with pytest.raises(ValueError, match="defines no weights"):
+    with pytest.raises(ValueError, match="weights"):
         check_weights(replace(right, weights=None))

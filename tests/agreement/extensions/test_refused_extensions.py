@@ -96,7 +96,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one(example: Path, tm
         tmp_path, method="cosine-prot"
     )
     assert "protection: unknown protection 'pad'; did you mean 'pads'?" in problem(tmp_path, protection="pad")
-    with pytest.raises(ConfigError, match="unknown method 'cosine-prot'"):
+    with pytest.raises(ConfigError, match="cosine-prot"):
         method_named("cosine-prot")
 
 
@@ -180,9 +180,9 @@ def test_an_object_that_no_entry_point_leads_to_cannot_be_agreed_on(example: Pat
     def made(name: str) -> Method:
         return Method(name=name, traits=traits, objective=lambda settings: NotImplemented)
 
-    with pytest.raises(ValueError, match="unknown method 'unheard-of'"):
+    with pytest.raises(ValueError, match="unheard-of"):
         Agreement.model_validate({**agreement, "method": made("unheard-of")})
-    with pytest.raises(ValueError, match="is not the object registered"):
+    with pytest.raises(ValueError, match="registered"):
         Agreement.model_validate({**agreement, "method": made("cosine-proto")})
     own = method_named("cosine-proto")
     assert Agreement.model_validate({**agreement, "method": own}).method is own
@@ -213,9 +213,9 @@ def test_a_mismatch_is_refused_by_both_names(
     install(others, {PROTECTIONS: {"rotated": "tests.support.extensions:rotated"}}, name="rotated")
     averaging = {"averaging": {"parameters": 1}}
     assert said in problem(tmp_path, method=method, protection=protection, **averaging)
-    with pytest.raises(ConfigError, match=f"{protection!r} offers"):
+    with pytest.raises(ConfigError, match=repr(protection)):
         load_simulation(None, {"method": method, "protection": protection})
-    with pytest.raises(ConfigError, match=f"{protection!r} offers"):
+    with pytest.raises(ConfigError, match=repr(protection)):
         load_simulation(None, {"protection": protection, "method": "local", "compare": [method]})
 
 
@@ -243,23 +243,23 @@ def test_a_method_that_no_machinery_runs_cannot_be_made(made: Callable[[], Trait
 
 
 def test_an_extension_with_invalid_fields_is_refused() -> None:
-    with pytest.raises(ValueError, match="weights belong to the family 'peers'"):
+    with pytest.raises(ValueError, match="weights"):
         Method(
             name="mine",
             traits=Traits(Family.SUMS, prototypes=True),
             objective=lambda settings: NotImplemented,
             weights=lambda settings: NotImplemented,
         )
-    with pytest.raises(ValueError, match="private methods are built in"):
+    with pytest.raises(ValueError, match="private"):
         Method(
             name="mine",
             traits=Traits(Family.SUMS, prototypes=True),
             objective=lambda settings: NotImplemented,
             private=True,
         )
-    with pytest.raises(ValueError, match="must serve peers, sums, or both"):
+    with pytest.raises(ValueError, match="sums"):
         Protection(name="mine", secret_bytes=0)
-    with pytest.raises(ValueError, match="name 'self-pfpl' must not begin with"):
+    with pytest.raises(ValueError, match="self-pfpl"):
         Protection(name="self-pfpl", secret_bytes=0)
 
 
@@ -307,7 +307,7 @@ def test_another_version_than_was_agreed_on_is_refused(example: Path, tmp_path: 
     named = {"cosine-proto": "protoseal-example 1.0"}
     assert agreement_with(tmp_path, method="cosine-proto", distributions=named).hash() == agreed.hash()
     text = agreed.to_json().replace("protoseal-example 1.0", "protoseal-example 1.1")
-    with pytest.raises(ConfigError, match=r"'cosine-proto' of 'protoseal-example 1\.1', but"):
+    with pytest.raises(ConfigError, match="cosine-proto"):
         Agreement.from_json(text, source="text")
     assert "no third-party method or protection 'pads'" in problem(
         tmp_path, method="cosine-proto", distributions={"pads": "protoseal-example 1.0"}

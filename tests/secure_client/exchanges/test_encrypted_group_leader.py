@@ -78,7 +78,7 @@ def read(play: ScriptedSums, result: Payload) -> Vector:
 def test_a_member_that_does_not_lead_refuses_means(play: ScriptedSums, name: str) -> None:
     begun = EncryptedAttempt(play, *EVERYONE)
     total = begun.summed(*EVERYONE)
-    with pytest.raises(Violation, match=f"asked this site for its group's means, but {A} leads"):
+    with pytest.raises(Violation, match=A):
         begun.means(name, total)
 
 
@@ -93,7 +93,7 @@ def test_any_member_would_answer_means_without_the_check(
 def test_the_first_participant_by_name_leads(play: ScriptedSums) -> None:
     begun = EncryptedAttempt(play, B, C, D)
     total = begun.summed(B, C, D)
-    with pytest.raises(Violation, match=f"{B} leads"):
+    with pytest.raises(Violation, match=B):
         begun.means(C, total)
     assert begun.means(B, total).blobs
 
@@ -101,12 +101,12 @@ def test_the_first_participant_by_name_leads(play: ScriptedSums) -> None:
 def test_means_come_after_values_and_before_the_result(play: ScriptedSums) -> None:
     begun = EncryptedAttempt(play, *EVERYONE)
     begun.values(B, C, D)
-    with pytest.raises(Violation, match="MEANS came before VALUES"):
+    with pytest.raises(Violation, match="MEANS"):
         begun.means(A, begun.sum_over([B, C, D]))
     begun.values(A)
     (result,) = mixed(play, begun.means(A, begun.sum_over(EVERYONE)))
     begun.give(B, result)
-    with pytest.raises(Violation, match="MEANS came after the result of round 1"):
+    with pytest.raises(Violation, match="MEANS"):
         begun.means(B, begun.sum_over(EVERYONE))
 
 
@@ -115,7 +115,7 @@ def test_a_leader_reads_one_sum_in_an_attempt_also_over_a_restart(play: Scripted
     total = begun.summed(*EVERYONE)
     given = begun.means(A, total)
     for _ in range(2):
-        with pytest.raises(Violation, match="again with different content"):
+        with pytest.raises(Violation, match="content"):
             begun.means(A, begun.sum_over([A, B, D]))
         play.restart(A)
         assert begun.means(A, total) == given
@@ -126,7 +126,7 @@ def test_a_method_without_groups_has_no_means(open_sites: OpenSites) -> None:
     play.set_up(*EVERYONE)
     begun = EncryptedAttempt(play, *EVERYONE)
     total = begun.summed(*EVERYONE)
-    with pytest.raises(Violation, match="round 1 has no MEANS"):
+    with pytest.raises(Violation, match="MEANS"):
         begun.means(A, total)
 
 
@@ -143,7 +143,7 @@ def test_a_method_without_groups_has_no_means(open_sites: OpenSites) -> None:
 def test_a_sum_of_another_form_is_refused(play: ScriptedSums, change: Callable[[Payload], Payload]) -> None:
     begun = EncryptedAttempt(play, *EVERYONE)
     total = begun.summed(*EVERYONE)
-    with pytest.raises(Violation, match=r"is refused|does not decode"):
+    with pytest.raises(Violation, match=r"refused|decode"):
         begun.means(A, change(total))
     assert begun.means(A, total).blobs
 
@@ -304,5 +304,5 @@ def test_a_mixed_result_that_cannot_be_right_is_acknowledged_and_not_used(
     assert base is not None
     np.testing.assert_array_equal(base.averaged, own)
     assert base.guide() is None
-    with pytest.raises(Violation, match="again with different content"):
+    with pytest.raises(Violation, match="content"):
         play.ask(A, Phase.RESULT, b"another")

@@ -45,7 +45,7 @@ def method_of(play: ScriptedSums, name: str) -> SumExchange:
 def test_all_members_of_the_roster_are_the_group(
     play: ScriptedSums, groups: tuple[tuple[str, ...], ...]
 ) -> None:
-    with pytest.raises(Violation, match="over all members"):
+    with pytest.raises(Violation, match="members"):
         play.presence(A, start=RoundStart(groups, b""))
     play.presence(A, start=RoundStart((EVERYONE,), b""))  # nothing of them is kept
 
@@ -91,7 +91,7 @@ def test_a_mean_that_nobody_within_the_bounds_has_is_refused(play: ScriptedSums)
     vector, has = result.arrays
     long = vector.copy()
     long[:DIM] = play.agreement.norm_bound
-    with pytest.raises(Violation, match="longer than the norm bound"):
+    with pytest.raises(Violation, match="norm"):
         play.give_result(A, Payload(result.scheme, arrays=(long, has)))
     assert play.site(A).learner.received.base_hash == b""
 
@@ -116,7 +116,7 @@ def test_prototypes_that_nobody_adds_up_are_refused(
 ) -> None:
     begun = fedavg.attempt(*EVERYONE)
     begun.share(*EVERYONE)
-    with pytest.raises(Violation, match="has prototypes, but"):
+    with pytest.raises(Violation, match="prototypes"):
         fedavg.give_result(A, result_for(fedavg, 1.0))
     monkeypatch.setattr(fedavg.site(A).session, "_on_round", lambda _: None)
     fedavg.give_result(A, result_for(fedavg, 0.0))

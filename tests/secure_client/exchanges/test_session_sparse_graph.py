@@ -90,22 +90,22 @@ def test_a_second_word_on_who_made_shares_is_refused_for_good(play: ScriptedSums
 # Who made shares
 
 _TOLD: dict[str, tuple[Callable[[SumAttempt, str], None], str]] = {
-    "nobody": (lambda begun, name: begun.mask(name, sharers=()), "is missing from the list of sharers"),
+    "nobody": (lambda begun, name: begun.mask(name, sharers=()), "sharers"),
     "all but itself": (
         lambda begun, name: begun.mask(name, sharers=tuple(each for each in EVERYONE if each != name)),
-        "is missing from the list of sharers",
+        "sharers",
     ),
     "all but one whose share came": (
         lambda begun, name: begun.mask(name, sharers=tuple(each for each in EVERYONE if each != A)),
-        f"{A} is missing from the list of sharers",
+        A,
     ),
     "a stranger too": (
         lambda begun, name: begun.mask(name, sharers=(*EVERYONE, "clinic-z")),
-        "clinic-z: among those who made shares, but not eligible",
+        "clinic-z",
     ),
     "fewer than the threshold": (
         lambda begun, name: begun.mask(name, sharers=tuple(sorted({A, name}))),
-        "those who made shares are 2; the threshold is 3|is missing",
+        "threshold|missing",
     ),
 }
 
@@ -128,7 +128,7 @@ def test_a_share_that_its_owner_did_not_make_is_refused(play: ScriptedSums) -> N
     share, other = begun.made[A][0], begun.made[B][0]
     (outside,) = set(EVERYONE) - {A, *(each.recipient for each in begun.made[A])}
     for forged in (replace(share, recipient=outside), replace(other, sender=A, recipient=outside)):
-        with pytest.raises(Violation, match=f"a share with sender {A} is refused"):
+        with pytest.raises(Violation, match=A):
             begun.mask(outside, shares=(forged,))
 
 
@@ -137,7 +137,7 @@ def test_where_all_hold_shares_nobody_says_who_made_them(open_sites: OpenSites) 
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
-    with pytest.raises(Violation, match="listed the sharers in a complete graph"):
+    with pytest.raises(Violation, match="sharers"):
         begun.mask(A, sharers=EVERYONE)
 
 
@@ -145,11 +145,11 @@ def test_where_all_hold_shares_nobody_says_who_made_them(open_sites: OpenSites) 
 
 _Sharers = Callable[[SumAttempt, str, tuple[SurvivorSignature, ...]], tuple[SurvivorSignature, ...]]
 _WORDS: dict[str, tuple[_Sharers, str]] = {
-    "no owner's": (lambda _begun, _name, _owners: (), "missing or unexpected"),
-    "not every owner's": (lambda _begun, _name, owners: owners[1:], "missing or unexpected"),
+    "no owner's": (lambda _begun, _name, _owners: (), "unexpected"),
+    "not every owner's": (lambda _begun, _name, owners: owners[1:], "unexpected"),
     "one of another site too": (
         lambda begun, name, owners: (*owners, begun.masks_with[name]),
-        "missing or unexpected",
+        "unexpected",
     ),
     "another site's in an owner's name": (
         lambda begun, name, owners: (
@@ -204,7 +204,7 @@ def test_where_all_hold_shares_no_such_word_is_taken(open_sites: OpenSites) -> N
     play.set_up(*EVERYONE)
     begun = masked(play)
     signatures = begun.sign(EVERYONE, *EVERYONE)
-    with pytest.raises(Violation, match="missing or unexpected"):
+    with pytest.raises(Violation, match="unexpected"):
         begun.release(EVERYONE, signatures, A, sharers=signatures[1:2])
 
 
@@ -218,7 +218,7 @@ def test_a_site_that_signed_survivors_refuses_further_attempts_of_the_round(
     begun.sign(EVERYONE, A)
     with (
         caplog.at_level(logging.ERROR, logger="protoseal.site"),
-        pytest.raises(Violation, match="survivors of attempt 1 were signed"),
+        pytest.raises(Violation, match="attempt 1"),
     ):
         play.attempt(A, attempt=2)
     assert "asked for round 1 again after this site signed its survivors" in caplog.text

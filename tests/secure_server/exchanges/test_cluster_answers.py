@@ -103,16 +103,16 @@ def a_large_model(found: Arrays) -> None:
 
 
 OF_VALUES: dict[Callable[[Arrays], None], str] = {
-    longer: "a local prototype has norm",
-    no_sample: "stands for no sample",
-    half_a_sample: "a number is not whole",
-    too_many_samples: "a class has more than",
-    other_order: "not ordered by class",
-    no_class: "not from 0 to 2",
-    half_a_class: "a number is not whole",
-    a_class_less: "differ from the classes that the site stated",
-    no_weight: "number of samples from 1 to",
-    a_large_model: "exceeds its agreed bound",
+    longer: "norm",
+    no_sample: "sample",
+    half_a_sample: "whole",
+    too_many_samples: "samples",
+    other_order: "ordered",
+    no_class: "0 to 2",
+    half_a_class: "whole",
+    a_class_less: "classes",
+    no_weight: "weight",
+    a_large_model: "bound",
 }
 
 
@@ -125,9 +125,9 @@ def test_bad_values_are_refused(values: Scene, change: Callable[[Arrays], None])
 
 def test_values_of_another_scheme_or_form_are_refused(values: Scene) -> None:
     found = arrays(values)
-    refuse(values, found, UnknownSchemeError, "expected a payload of scheme", scheme="rotation/1")
-    refuse(values, found[:3], Malformed, "arrays, not 4 to 4")
-    refuse(values, [found[0][:-1], *found[1:]], Malformed, "differ in length")
+    refuse(values, found, UnknownSchemeError, "scheme", scheme="rotation/1")
+    refuse(values, found[:3], Malformed, "arrays")
+    refuse(values, [found[0][:-1], *found[1:]], Malformed, "length")
 
 
 def half_as_long(found: Arrays) -> None:
@@ -135,10 +135,10 @@ def half_as_long(found: Arrays) -> None:
 
 
 OF_DIRECTIONS: dict[Callable[[Arrays], None], str] = {
-    half_as_long: "a direction does not have length 1",
-    other_order: "not ordered by class",
-    no_class: "not from 0 to 2",
-    a_class_less: "differ from the classes that the site stated",
+    half_as_long: "direction",
+    other_order: "ordered",
+    no_class: "0 to 2",
+    a_class_less: "classes",
 }
 
 
@@ -151,9 +151,9 @@ def test_bad_directions_are_refused(directions: Scene, change: Callable[[Arrays]
 
 def test_a_direction_of_zeros_is_refused_and_the_honest_ones_are_taken(directions: Scene) -> None:
     found = arrays(directions)
-    refuse(directions, found, UnknownSchemeError, "expected a payload of scheme", scheme="plain/1")
+    refuse(directions, found, UnknownSchemeError, "scheme", scheme="plain/1")
     found[0][0] = 0.0
-    refuse(directions, found, MalformedError, "a direction does not have length 1")
+    refuse(directions, found, MalformedError, "direction")
     exchange, attempt = exchange_of(directions)
     exchange.check(attempt, Phase.DIRECTIONS, B, directions.honest)
 
@@ -168,7 +168,7 @@ def exchange_of(scene: Scene) -> tuple[MaskedClusterHalf, Attempt]:
 def test_more_prototypes_of_a_class_than_are_agreed_are_refused() -> None:
     holds = np.array([True, False])
     check_labels(np.zeros(4), holds, 4)
-    with pytest.raises(MalformedError, match="5 local prototypes of one class; at most 4"):
+    with pytest.raises(MalformedError, match=r"^5 "):
         check_labels(np.zeros(5), holds, 4)
 
 
@@ -210,11 +210,11 @@ def a_sum(exchange: MaskedClusterHalf, attempt: Attempt) -> GroupSum:
 @pytest.mark.parametrize(
     ("place", "value", "match"),
     [
-        ("counts", 0.0, "fewer samples than prototypes"),
-        ("counts", 1e9, "more samples than its sites may count"),
-        ("weight", 3.0, "4 members have 3 samples"),
-        ("weight", 1e9, "samples together"),
-        ("rows", 1e3, "a cluster's centre has norm"),
+        ("counts", 0.0, "samples"),
+        ("counts", 1e9, "samples"),
+        ("weight", 3.0, "3 samples"),
+        ("weight", 1e9, "samples"),
+        ("rows", 1e3, "norm"),
     ],
 )
 def test_a_sum_that_sites_cannot_have_is_noticed(

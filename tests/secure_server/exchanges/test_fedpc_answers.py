@@ -37,11 +37,11 @@ def _shares(change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Change:
 
 
 SHARES: dict[str, tuple[type[Exception], str, Change]] = {
-    "one is missing": (BadPayload, "other members of its group", _shares(lambda shares: shares[1:])),
-    "one twice": (CodecError, "not distinct", _shares(lambda shares: (*shares[:-1], shares[0]))),
+    "one is missing": (BadPayload, VICTIM, _shares(lambda shares: shares[1:])),
+    "one twice": (CodecError, "distinct", _shares(lambda shares: (*shares[:-1], shares[0]))),
     "one for a stranger": (
         BadPayload,
-        "other members of its group",
+        VICTIM,
         _shares(lambda shares: (replace(shares[0], recipient="w"), *shares[1:])),
     ),
     "of another sender": (

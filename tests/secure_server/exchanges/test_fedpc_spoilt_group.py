@@ -192,7 +192,7 @@ class TestLongRows:
         monkeypatch.setattr(sums, "check_means", lambda *_: None)
         play.go_to(Stage.FINISHED)
         assert play.sites["a"].results
-        with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        with pytest.raises(AssertionError, match="tolerance"):
             check_results(play, 1, expected(play.agreement, 1, ALL), ALL)
 
 
@@ -211,7 +211,7 @@ class TestLongestMean:
 
     def test_lets_no_longer_ones_pass(self, masked: Play) -> None:
         row = np.full(DIM, masked.agreement.norm_bound / np.sqrt(DIM))
-        with pytest.raises(MalformedError, match="exceeded norm_bound"):
+        with pytest.raises(MalformedError, match="norm_bound"):
             check_means(masked.agreement, self.sum_of(masked, row + 2.0**-16))
 
     def test_looks_at_no_class_that_is_withheld(self, masked: Play) -> None:

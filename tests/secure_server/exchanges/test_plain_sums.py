@@ -101,7 +101,7 @@ def test_a_weight_counts_samples(weight: float) -> None:
     with pytest.raises((MalformedError, CodecError)):
         check(agreement, vector)
     payload = Payload(PLAIN, arrays=(vector,))  # what the codec refuses anyway
-    with pytest.raises(MalformedError, match="number of samples from 1 to 50"):
+    with pytest.raises(MalformedError, match="weight"):
         half_of(agreement).validate(payload, SITES[0], attempt())
 
 
@@ -118,9 +118,9 @@ def test_a_model_is_held_to_its_bounds_once_its_weight_is_divided_out() -> None:
     for position, value in ((0, 5.0 * 60.1), (agreement.layout.parameters, 5.0 * 1.1e6)):
         bad = good.copy()
         bad[position] = value
-        with pytest.raises(MalformedError, match="exceeds its agreed bound"):
+        with pytest.raises(MalformedError, match="bound"):
             check(agreement, bad)
-    with pytest.raises(MalformedError, match="exceeds its agreed bound"):
+    with pytest.raises(MalformedError, match="bound"):
         check(agreement, np.append(good[:-1], 4.0))  # the same numbers, of fewer samples
 
 
@@ -130,7 +130,7 @@ def test_rows_are_held_to_the_norm_bound_and_to_the_classes_of_the_site(method: 
     vector = np.zeros(agreement.layout.length)
     vector[0] = agreement.norm_bound
     check(agreement, vector, "clinic-c")
-    for position, value, why in ((0, 2.001, "norm"), (2 * DIM, 0.1, "does not hold")):
+    for position, value, why in ((0, 2.001, "norm"), (2 * DIM, 0.1, "hold")):
         bad = vector.copy()
         bad[position] = value
         with pytest.raises(MalformedError, match=why):
@@ -246,7 +246,7 @@ def test_a_plain_outcome_is_the_same_result_for_everyone() -> None:
 def test_a_sum_of_fewer_than_is_agreed_has_no_result() -> None:
     agreement = agreed(Method.FEDAVG)
     few = total(agreement, sent(agreement, *contributions(agreement)), SITES[:2])
-    with pytest.raises(ValueError, match="2 sites; at least min_holders = 3"):
+    with pytest.raises(ValueError, match="min_holders"):
         group_payloads(agreement, [few], PLAIN)
 
 
@@ -263,7 +263,7 @@ def test_a_masked_sum_with_a_weight_of_nobody_is_refused(
     for possible in (4.0, 4.0 * MOST):
         check_means(agreement, GroupSum(good.cohort, good.members, np.append(good.total[:-1], possible)))
     bad = GroupSum(good.cohort, good.members, np.append(good.total[:-1], weight))
-    with pytest.raises(MalformedError, match="4 members have"):
+    with pytest.raises(MalformedError, match="4 members"):
         check_means(agreement, bad)
     monkeypatch.setattr(means, "check_samples", lambda *_: None)
     check_means(agreement, bad)
@@ -275,7 +275,7 @@ def test_a_masked_mean_that_is_longer_than_the_norm_bound_is_refused() -> None:
     check_means(agreement, each)
     long = each.total.copy()
     long[0] += 4 * 2.1
-    with pytest.raises(MalformedError, match="exceeded norm_bound = 2"):
+    with pytest.raises(MalformedError, match="norm_bound"):
         check_means(agreement, GroupSum(each.cohort, each.members, long))
 
 
