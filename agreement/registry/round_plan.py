@@ -104,13 +104,15 @@ class RoundPlan:
         return self.exchange is not ExchangeKind.PEERS
 
 
-def load_half(reference: str) -> type[Any]:
-    """Return the class ``module:class``; raise ``ValueError`` if there is none.
+def load_half(reference: str, kind: type) -> type[Any]:
+    """Return the class ``module:class``, a subclass of ``kind``; raise ``ValueError`` if there is none.
 
-    The caller checks what the half is an instance of, before a run takes any value from data.
+    A party calls this when a run starts, before the run takes any value from data.
     """
     try:
-        half: type[Any] = resolve_name(reference)
+        half = resolve_name(reference)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"a protection names a half {reference!r} that cannot be loaded: {error}") from error
+    if not (isinstance(half, type) and issubclass(half, kind)):
+        raise ValueError(f"a protection names {reference!r}, which is no {kind.__name__}")
     return half

@@ -129,9 +129,7 @@ class ClusterHalf(ABC):
 
 def build_cluster_half(parts: ExchangeParts, members: GroupMembers) -> ClusterHalf:
     """Return the agreed protection's half; raise ``ValueError`` if the protection has none for clusters."""
-    half = load_half(parts.agreement.plan.site_half)(parts, members)
-    if not isinstance(half, ClusterHalf):
-        raise ValueError(f"{type(half).__name__} is no half of clusters")
+    half: ClusterHalf = load_half(parts.agreement.plan.site_half, ClusterHalf)(parts, members)
     return half
 
 

@@ -127,9 +127,7 @@ class PeerHalf(ABC):
 
 def build_peer_half(parts: ExchangeParts) -> PeerHalf:
     """Return the agreed protection's half; raise ``ValueError`` if the protection has none for rows."""
-    half = load_half(parts.agreement.plan.site_half)(parts)
-    if not isinstance(half, PeerHalf):
-        raise ValueError(f"{type(half).__name__} is no half of rows")
+    half: PeerHalf = load_half(parts.agreement.plan.site_half, PeerHalf)(parts)
     return half
 
 

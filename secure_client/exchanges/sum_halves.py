@@ -89,9 +89,7 @@ class SumHalf(ABC):
 
 def build_sum_half(parts: ExchangeParts) -> SumHalf:
     """Return the agreed protection's half; raise ``ValueError`` if the protection has none for sums."""
-    half = load_half(parts.agreement.plan.site_half)(parts)
-    if not isinstance(half, SumHalf):
-        raise ValueError(f"{type(half).__name__} is no half of sums")
+    half: SumHalf = load_half(parts.agreement.plan.site_half, SumHalf)(parts)
     return half
 
 

@@ -229,7 +229,5 @@ class SinglePhaseExchange(Exchange):
 
 def build_half(parts: ExchangeParts) -> Exchange:
     """Return the coordinator's half of the agreed protection; raise ``ValueError`` if the protection has none."""
-    half = load_half(parts.agreement.plan.server_half)(parts)
-    if not isinstance(half, Exchange):
-        raise ValueError(f"{type(half).__name__} is no half of an exchange")
+    half: Exchange = load_half(parts.agreement.plan.server_half, Exchange)(parts)
     return half

@@ -263,6 +263,17 @@ def test_an_extension_with_invalid_fields_is_refused() -> None:
         Protection(name="self-pfpl", secret_bytes=0)
 
 
+def test_protection_that_names_classes_of_the_parties_is_refused(others: Path, tmp_path: Path) -> None:
+    """Halves that are functions run inside the parties' own halves, which check what goes in and out."""
+    text = (
+        "from agreement import Protection\n\n"
+        'borrowed = Protection(name="borrowed", secret_bytes=0, sums=Protection.PLAIN.sums)\n'
+    )
+    (others / "borrowed.py").write_text(text, encoding="utf-8")
+    install(others, {PROTECTIONS: {"borrowed": "borrowed:borrowed"}}, name="borrowed")
+    assert "plan of rounds" in problem(tmp_path, method="fedproto", protection="borrowed")
+
+
 def test_a_protection_states_how_long_its_secret_is_and_no_short_one() -> None:
     with pytest.raises(TypeError, match="secret_bytes"):
         Protection(name="mine", peers=rotated.peers)  # type: ignore[call-arg]

@@ -260,7 +260,9 @@ def test_half_without_a_step_cannot_be_built(left_out: str) -> None:
 OTHER_HALVES = {
     "none": "",
     "forgotten": "secure_client.exchanges.sum_halves:Forgotten",
-    "another exchange's": "secure_client.exchanges.exchange:ResultSummary",
+    "of rows": "secure_client.exchanges.peers:CkksPeerHalf",
+    "of sums": "secure_client.exchanges.sum_halves:MaskedSumHalf",
+    "of an exchange's step": "secure_server.exchanges.cluster_assignment:DirectionsStep",
 }
 
 
@@ -271,11 +273,13 @@ def test_missing_half_ends_the_run_at_its_start(
     case: str, party: str, half: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agreement = AGREEMENTS[case]()
+    if party == "site_half" and half == OTHER_HALVES["of sums" if agreement.sums else "of rows"]:
+        return  # a half of the exchange itself
     changes: Any = {party: half}
     slot = agreement.method.traits.family.value
     monkeypatch.setitem(vars(agreement.protection), slot, replace(agreement.plan, **changes))
     with (
-        pytest.raises((ValueError, TypeError)),
+        pytest.raises(ValueError, match="protection names"),
         LocalFederation(agreement, small_data(agreement)) as federation,
     ):
         assert not federation.sites
