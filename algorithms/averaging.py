@@ -48,6 +48,7 @@ def weighted_mean(weighted_sum: Float, total_weight: float | Float | Counts) -> 
     total = np.asarray(total_weight, dtype=np.float64)
     if weighted_sum.ndim < 1 or total.shape != weighted_sum.shape[:-1]:
         raise ValueError(f"sums {weighted_sum.shape} and total weights {total.shape} do not fit together")
+    # An infinite total would divide every sum to 0, which looks like a result.
     if not (np.isfinite(total) & (total > 0.0)).all():
         raise ValueError("a mean's total weight must be above 0 and finite")
     return np.asarray(weighted_sum / total[..., None], dtype=np.float64)

@@ -74,6 +74,7 @@ def fuse(
 
 def top_channels(scores: Float, top: int) -> Bool:
     """Return T_c (equation 9), bool (K, d): each row's ``top`` highest scores, or all; the lower channel on a tie."""
+    # Stable, so that a tie gives the lower channel wherever this is computed.
     order = np.argsort(-scores, axis=1, kind="stable")[:, :top]
     chosen = np.zeros(scores.shape, dtype=np.bool_)
     np.put_along_axis(chosen, order, True, axis=1)
@@ -105,6 +106,7 @@ def _log_gradients(features: Tensor, labels: Tensor, classifier: Callable[[Tenso
     """
     with torch.enable_grad():
         leaf = features.detach().requires_grad_()
+        # Row b of the sum's gradient is sample b's own, since no other term depends on it.
         total = -functional.cross_entropy(classifier(leaf).double(), labels, reduction="sum")
         (gradients,) = torch.autograd.grad(total, leaf)
     return gradients.double()

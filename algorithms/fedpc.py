@@ -166,6 +166,7 @@ def similarity_weights(rows: Float) -> NDArray[np.float64]:
     units = vectors / np.where(norms > 0.0, norms, 1.0)
     # Equation 5. A negative weight would subtract one group's extractor from another's.
     cosines = np.maximum(units @ units.T, 0.0)
+    # Also for a group without prototypes, whose row would be divided by 0 otherwise.
     cosines[np.diag_indices_from(cosines)] = 1.0
     return np.asarray(cosines / cosines.sum(axis=1, keepdims=True))  # equation 6: rows sum to 1
 
@@ -197,6 +198,7 @@ def _check_counts(sums_rows: Float, holders: Counts, members: Counts, min_holder
         )
     if min_holders < 1:
         raise ValueError("min_holders must be at least 1")
+    # θ_j is a mean over all members: a small group's would come near to one site's extractor.
     if (members < min_holders).any():
         raise ValueError(f"a group has fewer than min_holders = {min_holders} members: merge it with another")
     if (holders < 0).any() or (holders > members[:, None]).any():

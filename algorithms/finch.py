@@ -163,6 +163,7 @@ def _find_nearest(cosines: Callable[[slice], Float], has_direction: Bool) -> Lab
         block = slice(start, min(start + _BLOCK, m))
         # Rounded distances: partitions from vectors, from their Gram matrix and from rotated vectors must be the same.
         steps = np.rint((1.0 - cosines(block)) / DISTANCE_STEP)
+        # Nobody links to a vector without direction, nor to itself.
         steps[:, ~has_direction] = np.inf
         steps[np.arange(block.stop - start), nearest[block]] = np.inf
         linked = has_direction[block] & np.isfinite(steps).any(axis=1)

@@ -89,6 +89,7 @@ def _optimum(points: Float, centres: Float) -> Partition:
     Moving single points leaves many of the poor optima in which Lloyd's iteration ends (Hartigan and Wong 1979).
     """
     labels = _assign(points, centres)
+    # Lloyd's iteration first: it moves all points at once, and single moves finish what it leaves.
     for _ in range(_ITERATIONS):
         before, labels = labels, _assign(points, compute_centroids(points, labels))
         if np.array_equal(before, labels):

@@ -53,6 +53,7 @@ def mean_square(features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
 
     Features are (B, d), labels (B,). The mean, not the sum, over channels keeps the term's scale independent of d.
     """
+    # where() in place of a product: rows of absent classes may be NaN, and 0 · NaN is NaN.
     chosen = targets.present[labels].unsqueeze(1)
     differences = torch.where(chosen, features - targets.rows[labels], 0.0)
     return differences.square().sum() / (chosen.sum() * features.shape[1]).clamp(min=1)
@@ -119,6 +120,7 @@ def contrast(similar: Tensor, same: Tensor, weights: Tensor, temperature: float)
     are computed on logarithms, so that no exponential overflows.
     """
     counted = same & (weights > 0)
+    # log 0 = −inf takes a cluster of weight 0 out of both sums.
     scores = similar / temperature + weights.log()
     own_class = torch.where(counted, scores, -torch.inf)
     return mean_over(scores.logsumexp(dim=1) - own_class.logsumexp(dim=1), counted.any(dim=1))
@@ -129,6 +131,7 @@ def largest(values: Tensor, same: Tensor, share: float) -> Tensor:
 
     ``values`` and ``same`` are (B, G), ``share`` is φ in (0, 1]. φ·|G^y| within 1e-9 of a whole number counts as whole.
     """
+    # Sorted whole: topk takes one number for all samples, and every class has its own number of clusters.
     ranked = torch.where(same, values, -torch.inf).sort(dim=1, descending=True).values
     # In floating point 0.28 · 25 is above 7, and its ceiling would be 8.
     taken = torch.ceil(same.sum(dim=1, dtype=torch.float64) * share - 1e-9)

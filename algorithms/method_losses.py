@@ -93,6 +93,7 @@ class FplLoss:
         if clusters is None:
             return Terms.unaligned(classification)
         similar = similarities(outputs.features, clusters.rows, 1.0)
+        # FPL's clusters count once each; the guide's weights are FedPLCC's.
         once = torch.ones_like(clusters.weights)
         cpcl = contrast(similar, same_class(labels, clusters), once, self.temperature)
         unbiased = class_centres(clusters, outputs.logits.shape[1])

@@ -43,6 +43,7 @@ def pm_l(correct: Counts, counts: Counts, trained_on: Counts) -> float | None:
     A test set with equally many samples of each class then counts like a test set with the site's class mix. The
     limit: on a test set that already has that mix, the mix counts twice. ``trained_on`` (K,) is as in :func:`pm_v`.
     """
+    # A site without training samples has weights of 0, and so no PM(L).
     return weighted_accuracy(correct, counts, trained_on / max(int(trained_on.sum()), 1))
 
 
@@ -71,4 +72,5 @@ def entropy(counts: Counts) -> float:
     (K,).
     """
     shares = counts[counts > 0] / max(int(counts.sum()), 1)
+    # A single class gives −0.0 without the maximum.
     return max(0.0, float(-(shares * np.log(shares)).sum()))

@@ -32,6 +32,7 @@ class _OnDemand(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        # Only the command that runs is imported: PyTorch takes a second, and a coordinator lacks it.
         command: click.Command = getattr(import_module(f"protoseal.commands.{cmd_name}"), cmd_name)
         return command
 

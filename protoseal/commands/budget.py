@@ -188,6 +188,7 @@ def _describe_coverage(account: Account) -> str:
 
 def _count_remaining_events(account: Account, epsilon: Accountant) -> list[tuple[Event, int]]:
     """Return how many more releases, or steps, like the latest release and the latest training fit."""
+    # The future is planned like the latest past: what else would be released is not known here.
     history, limit = account.history, account.limit
     latest = {type(event): event for event in history}.values()
     return [(event, count_remaining(history, event, limit, epsilon)) for event in latest]

@@ -201,6 +201,7 @@ def audit_training(
     table = settings.dp_sgd.model_dump() | {
         name: value for name, value in options.items() if value is not None
     }
+    # Validated as an agreement's section is, so that an impossible value is refused by its name.
     dp_sgd = validate(DpSgdSection, table, source="audit", directory=Path())
     audited = AuditedTraining(dp_sgd, epochs or settings.epochs, rounds or settings.rounds, settings.unit)
     audit_with_canaries("training", audited, settings.not_played, **canary_options)

@@ -104,6 +104,7 @@ def evaluate_command(
     if at_inf and math.inf not in epsilons:
         raise click.BadParameter("--at-inf needs a run at ∞: add inf to --epsilons", param_hint="--at-inf")
     loaded = load_simulation(config, {**flags, "out": out}, settings)
+    # At the noisy runs' learning rate a run without noise could end worse, and the loss at small ε would look small.
     exact = load_simulation(config, {**flags, "out": out}, (*settings, *at_inf)) if at_inf else None
     curve = BudgetCurve(loaded, loaded.out, exact)
     requests = request_runs(epsilons, noises or (curve.noise,), loaded.seeds)

@@ -76,6 +76,7 @@ def certificate_facts(certificate: x509.Certificate) -> Facts:
 
     Raises :class:`VerificationError` unless it names one federation's CA or party. The signature is not checked.
     """
+    # A certificate says by this extension alone whether it may sign others.
     authority = extension(certificate, x509.BasicConstraints).ca
     return {
         "kind": "CA certificate" if authority else "certificate",

@@ -142,6 +142,7 @@ def _load_images(
         to_tensor(read_image(path)[None], agreement.preprocessing, where=str(path), convert_channels=convert)
         for path in images
     ]
+    # Images have no labels; these are never compared.
     labels = torch.zeros(len(images), dtype=torch.int64)
     return TensorDataset(torch.cat(tensors), labels), [str(path) for path in images], False
 
@@ -174,5 +175,6 @@ def _load_data(
     )
     if log.class_names:
         click.echo(f"by the class_names of the run's site: {'; '.join(data.label_notes)}", err=True)
+    # A source without a split of its own is classified whole.
     part = data.train if data.test is None else data.test
     return part, [str(number) for number in range(len(part))], True  # type: ignore[arg-type]  # it has a length

@@ -23,6 +23,7 @@ def _parse_seeds(_: click.Context, __: click.Parameter, value: str | None) -> tu
     for part in value.split(","):
         first, dash, last = part.partition("-")
         try:
+            # A single number is a range of one.
             seeds += range(int(first), int(last if dash else first) + 1)
         except ValueError as error:
             raise click.BadParameter(f"{part!r} is not a number or a range such as 0-4") from error

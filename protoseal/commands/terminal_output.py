@@ -148,6 +148,7 @@ def _describe_system_error(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename else ""
     if place and isinstance(error, FileExistsError | NotADirectoryError):
         path = Path(os.fsdecode(error.filename))
+        # Python names the folder that it could not make, not the file in its way.
         for part in (path, *path.parents):
             if part.is_file():
                 return f"{place}{part} is a file, and a folder is needed in its place: name another folder"
