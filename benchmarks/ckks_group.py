@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from algorithms.pfpl import Weighting, peer_weights
 from benchmarks.record import Case, Spent, Value, spent_on
 from crypto.ckks.circuit import Circuit
-from crypto.ckks.group_keys import CkksSecret, EvaluationKeys
+from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import DENOMINATOR, PROTOTYPE, Ciphertext, CkksLevel, peer_error, total_error
 from crypto.ckks.peer_server import CkksServer
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_ciphertext
 from crypto.ckks.site import CkksSite
 from crypto.plain import PlainServer, PlainSite

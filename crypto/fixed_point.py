@@ -163,6 +163,8 @@ def _choose_bits(segment: Segment, terms: int, ring_bits: int) -> int:
 
 @lru_cache(maxsize=256)
 def _fraction_bits(bound: float, terms: int, ring_bits: int) -> int:
+    # Exact fractions: platforms must choose the same bits, or their words do not add up. The spare bit of the ring is
+    # what lets random words be noticed (see the module).
     for bits in range(MAX_FRACTION_BITS, MIN_FRACTION_BITS - 1, -1):
         if terms * _largest_word(bound, bits) < 2 ** (ring_bits - 2):
             return bits

@@ -84,6 +84,7 @@ class RotationSite:
         Raises :class:`MalformedError` for faults that the server can see too: a wrong form, a value that is not finite,
         a row longer than 1. Limit: an answer of another vector within these bounds is not detected.
         """
+        # The norm is checked before rotating back, so that the refusal says nothing that the server cannot see.
         rotated = read_rows(answer, SCHEME, cohort)
         holds = cohort.held_by(site)
         return np.where(holds[:, None], self._rotated(rotated, site, cohort, inverse=True), rows)
@@ -143,6 +144,7 @@ def rotate(key: bytes, vectors: Float, inverse: bool = False) -> Float:
         )
     dim = vectors.shape[1]
     rotated = vectors.copy()
+    # Q = T_D · … · T_1 applied right to left, each factor on the last ``size`` coordinates; Qᵀ is the reverse.
     for size in range(dim, 0, -1) if inverse else range(1, dim + 1):
         _reflect(rotated[:, dim - size :], _normals(key, dim, size), inverse)
     # The zeros of a zero row carry the signs of the reflections, which would leak D bits of the key's stream.

@@ -53,11 +53,13 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     values = {x: check_share(shares[x]) for x in sorted(shares)}
     if any(not 1 <= x < PRIME for x in values):
         raise MalformedError("a share's position is 1 or more")
+    # Any ``threshold`` shares fix the polynomial; the others must lie on it, or at least one of all is wrong.
     places = tuple(values)
     through, beyond = places[:threshold], places[threshold:]
     secret, *others = _interpolate([values[x] for x in through], through, (0, *beyond))
     if others != [values[x] for x in beyond]:
         raise MalformedError("the shares of a secret contradict each other: at least one of them is wrong")
+    # The field has 297 elements more than there are secrets: no honest split gives these.
     if secret >= 2 ** (8 * SECRET_BYTES):
         raise MalformedError("shares do not give a secret: at least one of them is wrong")
     return secret.to_bytes(SECRET_BYTES, "big")

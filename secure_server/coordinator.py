@@ -42,7 +42,7 @@ from secure_server.aggregator import Aggregator, EncodedOutcome, encode_outcome
 from secure_server.exchanges.exchange import Attempt
 from secure_server.ledger_anchors import LedgerAnchors
 from secure_server.membership import MembershipChecks, check_reply
-from secure_server.phase_requests import Requests
+from secure_server.phase_requests import PhaseRequests
 from secure_server.round_log import (
     CoordinatorRound,
     RoundReports,
@@ -105,7 +105,7 @@ class Coordinator:
         self._reports = RoundReports(agreement, on_round)
         self._limits = limits_of(agreement, len(rules.roster))
         self._members = MembershipChecks(agreement, trust, store, self._limits, rules.seconds(Stage.SETUP))
-        self._requests = Requests(agreement, store, self._members, aggregator)
+        self._requests = PhaseRequests(agreement, store, self._members, aggregator)
         self._anchors = LedgerAnchors(agreement, anchors)
         self._check = AnswerCheck(agreement, self._requests, aggregator, self._anchors, self._limits)
         self._callbacks: list[Callable[[], None]] = []
@@ -415,7 +415,8 @@ class ShutdownWait:
     """
 
     def __init__(self, clock: Callable[[], float], late_seconds: float) -> None:
-        self._clock, self._late_seconds = clock, late_seconds
+        self._clock = clock
+        self._late_seconds = late_seconds
         self._began: float | None = None
         self._notified: set[str] = set()
         self._awaited: frozenset[str] = frozenset()
@@ -429,7 +430,8 @@ class ShutdownWait:
 
     def resume(self, ended: State) -> None:
         """Start the wait of a coordinator that was started again after the end of the run."""
-        self._began, self._awaited = self._clock(), late_sites(ended)
+        self._began = self._clock()
+        self._awaited = late_sites(ended)
         if ended.stage is Stage.FINISHED:
             _log.info("run %s is complete after %d rounds", ended.run, ended.round)
         else:

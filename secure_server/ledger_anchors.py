@@ -26,7 +26,8 @@ class LedgerAnchors:
     """Anchors of the sites' ledgers. Without a record, as in a simulation, nothing is kept after the run."""
 
     def __init__(self, agreement: Agreement, record: AnchorRecord | None) -> None:
-        self._required, self._record = agreement.privacy is not None, record
+        self._required = agreement.privacy is not None
+        self._record = record
         self._seen: dict[Owner, LedgerAnchor] = {} if record is None else record.all()
 
     def report_to_joining(self, site: str, joining: LedgerAnchor | None) -> LedgerAnchor | None:

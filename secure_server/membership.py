@@ -53,6 +53,7 @@ class MembershipChecks:
         if state.setup_complete or site in state.members:
             return self._verify(statement, self._store.last_join())
         now = datetime.now(UTC)
+        # Every site verifies the roster later than this: a certificate that ends before would make all refuse it.
         self._verify(statement, now)
         return self._verify(statement, now + self._foresight)
 

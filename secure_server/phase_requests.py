@@ -25,14 +25,16 @@ from secure_server.rounds.state import State
 from secure_server.store import ResultReference, Store
 
 
-class Requests:
+class PhaseRequests:
     """Builder of requests from stored statements, uploads and results."""
 
     def __init__(
         self, agreement: Agreement, store: Store, members: MembershipChecks, aggregator: Aggregator
     ) -> None:
-        self._agreement, self._store = agreement, store
-        self._members, self._aggregator = members, aggregator
+        self._agreement = agreement
+        self._store = store
+        self._members = members
+        self._aggregator = aggregator
         self._limits = limits_of(agreement)
         self._group_keys: tuple[PhaseKey, GroupKeys] | None = None
         self._roster = AttemptCache[bytes]()
@@ -91,6 +93,7 @@ class Requests:
         base = self._base(state, site)
         if base is None:
             return RoundStart(state.groups)
+        # A site that has acknowledged the base has it; sent again, the base would cost the download of a model.
         content = None
         if self._store.upload_hash(base.key, site) is None:
             content = self._store.content(base.sha256)

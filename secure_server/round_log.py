@@ -62,13 +62,15 @@ class RoundReports:
     """Reports of ended rounds to ``on_round``, with the seconds of each round and of its aggregation."""
 
     def __init__(self, agreement: Agreement, on_round: Callable[[CoordinatorRound], None]) -> None:
-        self._agreement, self._on_round = agreement, on_round
+        self._agreement = agreement
+        self._on_round = on_round
         self._compute_began = time.perf_counter()
         self.begin_round()
 
     def begin_round(self) -> None:
         """Count the seconds of a round from now on."""
-        self._round_began, self._compute_seconds = time.perf_counter(), 0.0
+        self._round_began = time.perf_counter()
+        self._compute_seconds = 0.0
 
     def begin_aggregation(self) -> None:
         """Count the seconds of a part of the aggregation from now on."""
@@ -113,7 +115,8 @@ class WaitLog:
         here = (state.stage, state.round, state.attempt, state.setup_attempt, waits_for)
         if state.over or (here == self._said and now - self._said_at < _REMINDER_SECONDS):
             return
-        self._said, self._said_at = here, now
+        self._said = here
+        self._said_at = now
         _log.info("%s", _describe_wait(self._rules, state, now))
 
 

@@ -158,6 +158,7 @@ class Store(DatabaseOwner):
         content is a :class:`Conflict` and changes nothing. ``results`` (site → content) are those of
         ``state.result_key``, ``sums`` those over the values of the same attempt.
         """
+        # One transaction: a state without the upload that caused it would count an answer that is lost.
         with self._transaction():
             if upload is not None:
                 self._put_upload(*upload)

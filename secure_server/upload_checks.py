@@ -18,7 +18,7 @@ from protoseal_wire.messages import GroupKeys, Phase, PhaseKey, PresenceStatemen
 from secure_server.aggregator import Aggregator
 from secure_server.errors import BadPayload
 from secure_server.ledger_anchors import LedgerAnchors
-from secure_server.phase_requests import Requests
+from secure_server.phase_requests import PhaseRequests
 from secure_server.rounds.state import State
 
 
@@ -28,7 +28,7 @@ class AnswerCheck:
     def __init__(
         self,
         agreement: Agreement,
-        requests: Requests,
+        requests: PhaseRequests,
         aggregator: Aggregator,
         anchors: LedgerAnchors,
         limits: Limits,
@@ -37,7 +37,8 @@ class AnswerCheck:
         self._classes = len(agreement.classes)
         self._noise_shared = agreement.distributed_noise
         self._requests = requests
-        self._aggregator, self._anchors = aggregator, anchors
+        self._aggregator = aggregator
+        self._anchors = anchors
         self._limits = limits
 
     def check(self, state: State, roster: Roster, key: PhaseKey, site: str, content: bytes) -> None:
@@ -54,6 +55,7 @@ class AnswerCheck:
                 self._check_presence(roster.members[site], key, roster.hash, statement)
                 self._check_base(state, statement)
                 self._check_keys(state, statement)
+                # Last: a statement that fails another check must not move the anchor.
                 self._anchors.note(statement)
             case Phase.SECRET | Phase.RESULT:
                 codec.decode_acknowledgement(content, self._limits)
@@ -76,6 +78,7 @@ class AnswerCheck:
             raise BadPayload(f"{site} must seal the group secret once to each other member")
         for sealed in keys.sealed:
             verify_sealed(sealed, roster=roster, run=key.run, attempt=key.attempt, recipient=sealed.recipient)
+        # Last, since it is the costly one: the keys are loaded in a process of its own.
         public_hash = self._aggregator.check_keys(keys.evaluation_keys)
         if any(sealed.public_hash != public_hash for sealed in keys.sealed):
             raise BadPayload(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tenseal import sealapi
 
-from crypto.ckks.group_keys import EvaluationKeys, LoadedKeys
+from crypto.ckks.evaluation_keys import EvaluationKeys, LoadedKeys
 from crypto.ckks.packing import Complex
 from crypto.ckks.parameters import POLY_DEGREE, SLOTS, Ciphertext, CkksLevel, context, level_id
 from crypto.errors import KeyStoreError, MalformedError, VerificationError
@@ -58,7 +58,8 @@ class Circuit:
 
     def add_values(self, ciphertext: Ciphertext, slots: Float | Complex) -> Ciphertext:
         """Return x + slots, with the vector (4096,) encoded at the ciphertext's own level and scale."""
-        plaintext = self._encoded(slots, ciphertext.parms_id(), ciphertext.scale)
+        # SEAL adds only operands of one level and one scale, so the plaintext takes the ciphertext's.
+        plaintext = self._encode(slots, ciphertext.parms_id(), ciphertext.scale)
         result = sealapi.Ciphertext()
         self._evaluator.add_plain(ciphertext, plaintext, result)
         return result
@@ -78,12 +79,13 @@ class Circuit:
     def scale_up(self, ciphertext: Ciphertext, factor: float) -> Ciphertext:
         """Return the same values at a scale that is an integer ``factor`` times as large."""
         plaintext = sealapi.Plaintext()
+        # A one encoded at scale ``factor`` is the integer ``factor``: no value changes, and nothing is rounded.
         self._encoder.encode(1.0, ciphertext.parms_id(), factor, plaintext)
         return self._multiply_plain(ciphertext, plaintext)
 
     def multiply_values(self, ciphertext: Ciphertext, slots: Float | Complex, scale: float) -> Ciphertext:
         """Return x·slots, slot by slot, with the vector (4096,) encoded at ``scale``, by which the result's grows."""
-        return self._multiply_plain(ciphertext, self._encoded(slots, ciphertext.parms_id(), scale))
+        return self._multiply_plain(ciphertext, self._encode(slots, ciphertext.parms_id(), scale))
 
     def multiply_by_monomial(self, ciphertext: Ciphertext, exponent: int) -> Ciphertext:
         """Return X^exponent·x, which rotates each slot by its own angle, exactly, at the same level and scale."""
@@ -126,10 +128,11 @@ class Circuit:
 
     def _encoded_monomial(self, exponent: int, level: tuple[int, ...]) -> Any:
         """Encode X^exponent at scale 1, where rounding to whole coefficients leaves exactly its one coefficient."""
+        # Slot s holds a polynomial's value at ζ^(3^s), ζ a primitive 2N-th root of unity, so X^e is ζ^(e·3^s) there.
         roots = [pow(3, slot, 2 * POLY_DEGREE) * exponent % (2 * POLY_DEGREE) for slot in range(SLOTS)]
-        return self._encoded(np.exp(np.array(roots) * (1j * np.pi / POLY_DEGREE)), list(level), 1.0)
+        return self._encode(np.exp(np.array(roots) * (1j * np.pi / POLY_DEGREE)), list(level), 1.0)
 
-    def _encoded(self, slots: Float | Complex, level: list[int], scale: float) -> Any:
+    def _encode(self, slots: Float | Complex, level: list[int], scale: float) -> Any:
         plaintext = sealapi.Plaintext()
         self._encoder.encode(slots.tolist(), level, scale, plaintext)
         return plaintext

@@ -44,7 +44,7 @@ AMPLIFIED = 16.0
 
 def flood_rows(packing: Packing, flooded: NDArray[np.bool_]) -> list[Complex]:
     """Draw noise for both parts of each slot of the flooded classes (bool, (K,)): a vector (4096,) per ciphertext."""
-    return [_independent_draws(packing, flooded) for _ in range(packing.parts)]
+    return [_draw_slots(packing, flooded) for _ in range(packing.parts)]
 
 
 def flood_replicated(packing: Packing, flooded: NDArray[np.bool_]) -> Float:
@@ -66,7 +66,7 @@ def random_rows(packing: Packing, flooded: NDArray[np.bool_]) -> list[Complex]:
     return list(slots.reshape(packing.parts, -1))
 
 
-def _independent_draws(packing: Packing, flooded: NDArray[np.bool_]) -> Complex:
+def _draw_slots(packing: Packing, flooded: NDArray[np.bool_]) -> Complex:
     slots = np.zeros((packing.copies, packing.stride), dtype=np.complex128)
     classes = np.flatnonzero(flooded)
     draws = truncated_gaussian(2 * packing.copies * classes.size, SIGMA, BOUND).view(np.complex128)
@@ -93,7 +93,8 @@ class Receiver:
 
         The sums have no part of the receiver's upload, because its own row is subtracted as it was sent.
         """
-        return self._noisy([self.circuit.lower(part, CkksLevel.ANSWER) for part in parts])
+        # Noise of a fixed size suffices: without a product, nothing that the receiver sent amplifies its peers' values.
+        return self._add_noise([self.circuit.lower(part, CkksLevel.ANSWER) for part in parts])
 
     def numerators(self, products: Ciphertexts, lengths: Ciphertexts) -> list[Ciphertext]:
         """Return rescaled products of two polynomials, with noise.
@@ -107,23 +108,28 @@ class Receiver:
             if self.lacks.any():
                 noise = flood_rows(self.packing, self.lacks)
                 amplified = [
-                    self._amplified(part, factor, slots) for part, slots in zip(amplified, noise, strict=True)
+                    self._add_amplified(part, factor, slots)
+                    for part, slots in zip(amplified, noise, strict=True)
                 ]
-        return self._noisy([self.circuit.rescale(part) for part in amplified])
+        # Rescaling divides by 55 bits, and noise added before it with the values; so this draw comes after, at the
+        # answer's own scale, where its sigma is what the guarantee counts with.
+        return self._add_noise([self.circuit.rescale(part) for part in amplified])
 
     def denominator(self, product: Ciphertext, lengths: Ciphertexts) -> Ciphertext:
         """Return the rescaled denominator with noise, equal in all slots of a class, as the denominator is."""
+        # The correction is no factor here: the denominator has the sum of distances, and no product with a correction.
         for factor in lengths:
             noise = flood_replicated(self.packing, self.lacks)
-            product = self._amplified(product, factor, noise)
+            product = self._add_amplified(product, factor, noise)
         noise = flood_replicated(self.packing, self.lacks)
         return self.circuit.add_values(self.circuit.rescale(product), noise)
 
-    def _amplified(self, product: Ciphertext, factor: Ciphertext, noise: Float | Complex) -> Ciphertext:
+    def _add_amplified(self, product: Ciphertext, factor: Ciphertext, noise: Float | Complex) -> Ciphertext:
         """Return product + AMPLIFIED·noise·factor, where the factor comes from the receiver's upload."""
+        # Encoded at the quotient of the scales, noise·factor has the product's scale, as an addition needs.
         scale = product.scale / factor.scale
         return self.circuit.add(product, self.circuit.multiply_values(factor, AMPLIFIED * noise, scale))
 
-    def _noisy(self, parts: Ciphertexts) -> list[Ciphertext]:
+    def _add_noise(self, parts: Ciphertexts) -> list[Ciphertext]:
         noise = flood_rows(self.packing, self.lacks)
         return [self.circuit.add_values(part, slots) for part, slots in zip(parts, noise, strict=True)]

@@ -58,6 +58,7 @@ class Packing:
 
     def pack(self, rows: Float) -> list[Complex]:
         """Pack rows (K, d) into one vector of slots (4096,) for each ciphertext."""
+        # Features go down the rows and classes across, so that slot (j mod F)·Kpad + k follows by reading row by row.
         features = np.zeros((self.parts * 2 * self.copies, self.stride))
         features[: self.dim, : self.classes] = rows.T
         halves = features.reshape(self.parts, 2, SLOTS)
@@ -116,7 +117,7 @@ class BoundedVector:
         """Number of ciphertexts that the values need."""
         return -(-self.length // VALUES_PER_CIPHERTEXT)
 
-    def parts_of(self, values: Float) -> Iterator[tuple[Segment, Float]]:
+    def by_segment(self, values: Float) -> Iterator[tuple[Segment, Float]]:
         """Yield each segment with its values."""
         for position, segment in enumerate(self.segments):
             yield segment, values[self._slices[position]]
@@ -127,7 +128,7 @@ class BoundedVector:
             raise MalformedError(
                 f"values must be float64 of shape ({self.length},), not {values.dtype} of {values.shape}"
             )
-        for position, (segment, part) in enumerate(self.parts_of(values)):
+        for position, (segment, part) in enumerate(self.by_segment(values)):
             check_bound(part, segment, position)
 
     def pack(self, values: Float) -> list[Complex]:

@@ -44,7 +44,8 @@ class PackedSums:
     """Summation over the slots of each class, with the result in all of the class's slots."""
 
     def __init__(self, circuit: Circuit, packing: Packing) -> None:
-        self._circuit, self._rotations = circuit, packing.rotations
+        self._circuit = circuit
+        self._rotations = packing.rotations
         self._levels = min(DOUBLINGS - 1, len(self._rotations))
 
     def sums(self, products: Sequence[Product]) -> Iterator[Ciphertext]:
@@ -55,25 +56,29 @@ class PackedSums:
         size = 2 << self._levels
         for start in range(0, len(products), size):
             some = products[start : start + size]
-            yield from self._unpacked(self._summed(some), len(some), self._levels)
+            yield from self._unpack(self._sum_packed(some), len(some), self._levels)
 
-    def _summed(self, products: Sequence[Product]) -> Ciphertext:
-        total = self._packed(products, self._levels)
+    def _sum_packed(self, products: Sequence[Product]) -> Ciphertext:
+        total = self._pack(products, self._levels)
+        # Packing took the first ``levels`` steps of each sum; these are the others, for all sums at once.
         for step in self._rotations[self._levels :]:
             total = self._circuit.add(total, self._circuit.rotate(total, step))
+        # Unpacking doubles once per level. Where there are fewer levels the sum is doubled here, so that the factor is
+        # 2^DOUBLINGS everywhere and is covered by the scale.
         for _ in range(DOUBLINGS - 1 - self._levels):
             total = self._circuit.add(total, total)
         return total
 
-    def _packed(self, products: Sequence[Product], levels: int) -> Ciphertext:
+    def _pack(self, products: Sequence[Product], levels: int) -> Ciphertext:
         """Pack up to 2^(levels + 1) products into one ciphertext, which takes ``levels`` steps of the sum."""
         if levels == 0:
             return self._couple(*products)
         circuit, half = self._circuit, 1 << levels
         step, exponent = self._shift(levels)
-        left = right = self._packed(products[:half], levels - 1)
+        # a + X^e·b and a − X^e·b: the rotation turns the sign of X^e, so both summands take their step of the sum.
+        left = right = self._pack(products[:half], levels - 1)
         if len(products) > half:
-            shifted = circuit.multiply_by_monomial(self._packed(products[half:], levels - 1), exponent)
+            shifted = circuit.multiply_by_monomial(self._pack(products[half:], levels - 1), exponent)
             left, right = circuit.add(left, shifted), circuit.subtract(left, shifted)
         return circuit.add(left, circuit.rotate(right, step))
 
@@ -84,22 +89,23 @@ class PackedSums:
             circuit.add_to(total, circuit.multiply_by_monomial(second(), IMAGINARY_UNIT))
         # Rescaling three polynomials first makes the key switch a third cheaper; its error, 2^-50, then counts.
         couple = circuit.relinearise(circuit.rescale(total))
+        # Unpacking will double the values; a scale 2^DOUBLINGS times as large divides them by as much.
         couple.scale *= _DOUBLED
         return couple
 
-    def _unpacked(self, packed: Ciphertext, count: int, levels: int) -> Iterator[Ciphertext]:
+    def _unpack(self, packed: Ciphertext, count: int, levels: int) -> Iterator[Ciphertext]:
         """Yield the ``count`` sums in a ciphertext, each 2^(levels + 1) times as large."""
         half = 1 << levels
         if count <= half:
             doubled = self._circuit.add(packed, packed)
-            yield from self._unpacked(doubled, count, levels - 1) if levels else (doubled,)
+            yield from self._unpack(doubled, count, levels - 1) if levels else (doubled,)
             return
         left, right = self._halves(packed, levels)
         if levels == 0:
             yield from (left, right)
             return
-        yield from self._unpacked(left, half, levels - 1)
-        yield from self._unpacked(right, count - half, levels - 1)
+        yield from self._unpack(left, half, levels - 1)
+        yield from self._unpack(right, count - half, levels - 1)
 
     def _halves(self, packed: Ciphertext, levels: int) -> tuple[Ciphertext, Ciphertext]:
         """Separate both halves of the sums by an operation that only changes the sign of the second half."""
@@ -204,7 +210,8 @@ class Combining:
             for receiver, peer in ((i, m), (m, i)):
                 terms = [self._circuit.multiply(distance, part) for part in sites[peer].low]
                 if receiver in sums:
-                    self._add_to(sums[receiver], [*terms, distance])
+                    for total, term in zip(sums[receiver], [*terms, distance], strict=True):
+                        self._circuit.add_to(total, term)
                 else:  # copy the distance, which two receivers use
                     sums[receiver] = [*terms, self._circuit.lower(distance, CkksLevel.PRODUCT)]
         return sums
@@ -218,8 +225,9 @@ class Combining:
         lacking = {i: classes for i, classes in lacks.items() if classes.any()}
         products: list[Product] = []
         for i, classes in lacking.items():
+            # Drawn anew for each answer and never sent: a receiver that knew W could send a row orthogonal to it.
             drawn = noise_flooding.random_rows(self._packing, classes)
-            products += [partial(self._square, sites[i]), partial(self._projected, sites[i], drawn)]
+            products += [partial(self._square, sites[i]), partial(self._project, sites[i], drawn)]
         sums = PackedSums(self._circuit, self._packing).sums(products)
         return {i: [next(sums), next(sums)] for i in lacking}
 
@@ -264,17 +272,13 @@ class Combining:
         pairs = zip(site.high, site.conjugates, strict=True)
         return self._circuit.add_all([self._circuit.multiply(x, c) for x, c in pairs])
 
-    def _projected(self, site: Site, drawn: Sequence[Complex]) -> Ciphertext:
+    def _project(self, site: Site, drawn: Sequence[Complex]) -> Ciphertext:
         """Return x·conj(w) + conj(x)·w, real in each slot; two polynomials."""
         circuit, terms = self._circuit, []
         for x, conjugate, w in zip(site.high, site.conjugates, drawn, strict=True):
             terms.append(circuit.multiply_values(x, w.conj(), SCALE))
             terms.append(circuit.multiply_values(conjugate, w, SCALE))
         return circuit.add_all(terms)
-
-    def _add_to(self, sums: Ciphertexts, terms: Ciphertexts) -> None:
-        for total, term in zip(sums, terms, strict=True):
-            self._circuit.add_to(total, term)
 
     def _complement(
         self, products: Ciphertexts, total: Ciphertext, peers: Ciphertexts, correction: Ciphertext

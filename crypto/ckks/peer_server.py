@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from crypto.ckks.circuit import Ciphertexts, KeysFile, load_circuit, seal_errors_as_malformed
-from crypto.ckks.group_keys import EvaluationKeys
+from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.noise_flooding import Receiver
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import (
@@ -85,8 +85,14 @@ class Scratch:
 
     def take(self, name: str, parts: int) -> list[Ciphertext]:
         """Return the parts that were :meth:`put` under a name, unchecked, or no parts if there are none."""
-        paths = [self._folder / f"{name}.{number}" for number in range(parts)]
-        return [_load_file(path) for path in paths if path.exists()]
+        ciphertexts = []
+        for number in range(parts):
+            path = self._folder / f"{name}.{number}"
+            if path.exists():
+                ciphertext = sealapi.Ciphertext()
+                ciphertext.load(context(), str(path))
+                ciphertexts.append(ciphertext)
+        return ciphertexts
 
     def _upload(self, site: int, number: int) -> Path:
         return self._folder / f"upload-{site}.{number}"
@@ -171,12 +177,6 @@ def _correction(setting: Setting, upload: Sequence[bytes]) -> Ciphertext | None:
     return read_ciphertext(upload[setting.packing.parts], CORRECTION)
 
 
-def _load_file(path: Path) -> Ciphertext:
-    ciphertext = sealapi.Ciphertext()
-    ciphertext.load(context(), str(path))
-    return ciphertext
-
-
 def _combining(setting: Setting) -> Combining:
     return Combining(load_circuit(setting.keys), setting.combination, setting.packing)
 
@@ -187,7 +187,7 @@ class CkksServer:
     scheme = SCHEME
 
     def __init__(self, combination: Combination, keys_path: Path, executor: Pool | None) -> None:
-        """Take a file with :meth:`crypto.ckks.group_keys.EvaluationKeys.to_bytes`, which is read when used.
+        """Take a file with :meth:`crypto.ckks.evaluation_keys.EvaluationKeys.to_bytes`, which is read when used.
 
         ``executor`` should run processes, started where forking is safe, and gets as many tasks as it has processes;
         without an executor the work is done inline.
@@ -217,6 +217,7 @@ class CkksServer:
         sites.
         """
         check_cohort_size(len(cohort.sites))
+        # A site reads noise for each class that it does not hold; it holds what its signed presence says.
         uploads = [payloads[site].blobs for site in cohort.sites]
         setting = Setting(KeysFile.at(self._keys_path), self._combination, _packing(cohort))
         lacks = list(~cohort.holds)

@@ -50,42 +50,42 @@ def load(item: Any, content: bytes) -> Any:
     return item
 
 
-def read_payload(payload: Payload, forms: Sequence[CiphertextShape]) -> list[Ciphertext]:
-    """Return the ciphertexts of a payload; raise :class:`MalformedError` unless they have these forms, in order."""
+def read_payload(payload: Payload, shapes: Sequence[CiphertextShape]) -> list[Ciphertext]:
+    """Return the ciphertexts of a payload; raise :class:`MalformedError` unless they have these shapes, in order."""
     if payload.scheme != SCHEME:
         raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")
-    if payload.arrays or len(payload.blobs) != len(forms):
+    if payload.arrays or len(payload.blobs) != len(shapes):
         raise MalformedError(
             f"a payload has {len(payload.blobs)} blobs and {len(payload.arrays)} arrays instead of "
-            f"{len(forms)} ciphertexts"
+            f"{len(shapes)} ciphertexts"
         )
-    return read_ciphertexts(payload.blobs, forms)
+    return read_ciphertexts(payload.blobs, shapes)
 
 
-def read_ciphertexts(blobs: Sequence[bytes], forms: Sequence[CiphertextShape]) -> list[Ciphertext]:
-    """Return each blob's ciphertext; raise :class:`MalformedError` unless each has its form."""
-    return [read_ciphertext(blob, form) for blob, form in zip(blobs, forms, strict=True)]
+def read_ciphertexts(blobs: Sequence[bytes], shapes: Sequence[CiphertextShape]) -> list[Ciphertext]:
+    """Return each blob's ciphertext; raise :class:`MalformedError` unless each has its shape."""
+    return [read_ciphertext(blob, shape) for blob, shape in zip(blobs, shapes, strict=True)]
 
 
-def read_ciphertext(content: bytes, form: CiphertextShape) -> Ciphertext:
-    """Return a ciphertext; raise :class:`MalformedError` unless it has exactly this ``form``.
+def read_ciphertext(content: bytes, shape: CiphertextShape) -> Ciphertext:
+    """Return a ciphertext; raise :class:`MalformedError` unless it has exactly this ``shape``.
 
     Limit: the encrypted content cannot be checked; a well-formed ciphertext under another key decrypts to noise.
     """
-    if len(content) > form.max_bytes:
-        raise MalformedError(f"a ciphertext has {len(content)} bytes; at most {form.max_bytes} are allowed")
+    if len(content) > shape.max_bytes:
+        raise MalformedError(f"a ciphertext has {len(content)} bytes; at most {shape.max_bytes} are allowed")
     # SEAL reads as many bytes as its header declares; what follows would travel unread.
     if int.from_bytes(content[_LENGTH], "little") != len(content):
         raise MalformedError("a ciphertext's length is not what its header declares")
     ciphertext = load(sealapi.Ciphertext(), content)
     # At another level the circuit would fail, or rescale by another prime and so to another scale.
-    if list(ciphertext.parms_id()) != level_id(form.level):
+    if list(ciphertext.parms_id()) != level_id(shape.level):
         raise MalformedError("a ciphertext has another level than prescribed")
     # Three polynomials are a product that was not relinearised.
     if ciphertext.size() != 2:
         raise MalformedError(f"a ciphertext has {ciphertext.size()} polynomials instead of 2")
     # Decryption divides by the scale that the sender states: with twice the scale the reader gets half of the values.
-    if ciphertext.scale != form.scale:
+    if ciphertext.scale != shape.scale:
         raise MalformedError("a ciphertext has another scale than prescribed")
     # CKKS computes on number-theoretic transforms, and SEAL does not convert.
     if not ciphertext.is_ntt_form():

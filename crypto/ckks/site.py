@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.packing import Complex, Packing
 from crypto.ckks.parameters import SCHEME, answer_shapes, check_cohort_size, check_tau, upload_shapes
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_payload
 from crypto.errors import ImplausibleError
 from crypto.fixed_point import Float
@@ -44,12 +44,13 @@ class CkksSite:
         check_cohort_size(len(cohort.sites))
         check_tau(self._tau, len(cohort.sites))
         packing = Packing(cohort.classes, cohort.dim)
+        # Zeros for a class that the site lacks: a peer's distance to them is its own ‖C‖², which the peer subtracts.
         sent = rows_to_send(rows, site, cohort)
         vectors: list[Complex | Float] = [*packing.pack(sent)]
         if self._combination is Combination.COMPLEMENT:
             vectors.append(packing.replicate(_correction(sent, site, cohort)))
-        forms = upload_shapes(self._combination, packing.parts)
-        blobs = [self._secret.encrypt(vector, form) for vector, form in zip(vectors, forms, strict=True)]
+        shapes = upload_shapes(self._combination, packing.parts)
+        blobs = [self._secret.encrypt(vector, shape) for vector, shape in zip(vectors, shapes, strict=True)]
         return Payload(SCHEME, blobs=tuple(blobs))
 
     def unprotect(self, answer: Payload, rows: Rows, site: str, cohort: Cohort) -> Rows:
@@ -61,7 +62,7 @@ class CkksSite:
         Raises :class:`crypto.errors.MalformedError` for an answer of another form than prescribed, which the
         coordinator can see too, and :class:`ImplausibleError` for a fault that only decryption shows. The caller must
         hide the second from the coordinator, which could otherwise compare an encrypted value with a bound of its
-        choice (:mod:`crypto.ckks.group_keys`).
+        choice (:mod:`crypto.ckks.secret_key`).
         """
         sent = rows_to_send(rows, site, cohort)
         packing = Packing(cohort.classes, cohort.dim)

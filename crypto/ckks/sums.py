@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tenseal import sealapi
 
-from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.packing import FRESH_ERROR, MOST_SCALE_BITS, ROOM_BITS, SURE_DEVIATIONS, BoundedVector
 from crypto.ckks.parameters import SCHEME, Ciphertext, CiphertextShape, CkksLevel, context
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, read_payload
 from crypto.errors import MalformedError, PrecisionError
 from crypto.fixed_point import Float, Segment
@@ -53,12 +53,12 @@ class SumLayout:
 
     @property
     def uploads(self) -> tuple[CiphertextShape, ...]:
-        """Forms of a site's upload: fresh ciphertexts, whose second polynomial is sent as a seed."""
+        """Shapes of a site's upload: fresh ciphertexts, whose second polynomial is sent as a seed."""
         return (CiphertextShape(CkksLevel.ANSWER, self.scale, polynomials=1),) * self.vector.parts
 
     @property
     def answers(self) -> tuple[CiphertextShape, ...]:
-        """Forms of the sum's ciphertexts."""
+        """Shapes of the sum's ciphertexts."""
         return (CiphertextShape(CkksLevel.ANSWER, self.scale, polynomials=2),) * self.vector.parts
 
     @property
@@ -80,7 +80,8 @@ class SumLayout:
         """Split values (L,) with large bounds in two; raise as :meth:`BoundedVector.pack`."""
         self.segments.check(values)
         parts: list[Float] = []
-        for segment, part in self.segments.parts_of(values):
+        for segment, part in self.segments.by_segment(values):
+            # The high part is a multiple of the step, so the rounded sum of high parts is exact whatever its error.
             step = segment.bound * _STEP
             high = np.rint(part / step) * step
             parts += [high, part - high] if segment.bound > _COARSE else [part]
@@ -88,7 +89,7 @@ class SumLayout:
 
     def join(self, sums: Float) -> Float:
         """Join sums of vectors that :meth:`split` returned to sums of values (L,)."""
-        digits, parts = iter(self.vector.parts_of(sums)), []
+        digits, parts = iter(self.vector.by_segment(sums)), []
         for segment in self.segments.segments:
             _, part = next(digits)
             if segment.bound > _COARSE:
@@ -101,8 +102,9 @@ class SumLayout:
 class SummingSite:
     """Site half: encrypts the site's vector and decrypts the sum."""
 
-    def __init__(self, secret: CkksSecret, form: SumLayout) -> None:
-        self._secret, self._form = secret, form
+    def __init__(self, secret: CkksSecret, layout: SumLayout) -> None:
+        self._secret = secret
+        self._layout = layout
 
     def protect(self, values: Float) -> Payload:
         """Encrypt values (L,).
@@ -110,28 +112,28 @@ class SummingSite:
         Raises, before anything is sent, :class:`crypto.errors.BoundError` for a value beyond its bound and
         :class:`MalformedError` for a vector of another form.
         """
-        vectors = zip(self._form.vector.pack(self._form.split(values)), self._form.uploads, strict=True)
-        return Payload(SCHEME, blobs=tuple(self._secret.encrypt(vector, form) for vector, form in vectors))
+        vectors = zip(self._layout.vector.pack(self._layout.split(values)), self._layout.uploads, strict=True)
+        return Payload(SCHEME, blobs=tuple(self._secret.encrypt(vector, shape) for vector, shape in vectors))
 
     def unprotect(self, answer: Payload, terms: int) -> Float:
         """Return the sum (L,) of ``terms`` vectors, within :meth:`SumLayout.error` of the exact sum.
 
         Raises :class:`MalformedError` for an answer of another form than prescribed, which the coordinator can see too,
         :class:`crypto.errors.ImplausibleError` for values beyond any sum of ``terms`` vectors, which the coordinator
-        must not learn (:mod:`crypto.ckks.group_keys`), and ``ValueError`` unless 1 ≤ terms ≤ the form's terms.
+        must not learn (:mod:`crypto.ckks.secret_key`), and ``ValueError`` unless 1 ≤ terms ≤ the layout's terms.
         """
-        if not 1 <= terms <= self._form.terms:
-            raise ValueError(f"a sum must have between 1 and {self._form.terms} terms, not {terms}")
-        vectors = [self._secret.decrypt(part) for part in read_payload(answer, self._form.answers)]
-        slack = self._form.vector.bounds * self._form.relative_error(terms)
-        return self._form.join(self._form.vector.unpack(vectors, terms, slack))
+        if not 1 <= terms <= self._layout.terms:
+            raise ValueError(f"a sum must have between 1 and {self._layout.terms} terms, not {terms}")
+        vectors = [self._secret.decrypt(part) for part in read_payload(answer, self._layout.answers)]
+        slack = self._layout.vector.bounds * self._layout.relative_error(terms)
+        return self._layout.join(self._layout.vector.unpack(vectors, terms, slack))
 
 
 class SummingServer:
     """Server half: additions of ciphertexts, which need no keys."""
 
-    def __init__(self, form: SumLayout) -> None:
-        self._form = form
+    def __init__(self, layout: SumLayout) -> None:
+        self._layout = layout
         self._evaluator = sealapi.Evaluator(context())
 
     def validate(self, payload: Payload) -> None:
@@ -139,7 +141,7 @@ class SummingServer:
 
         Limit: the encrypted values cannot be checked, so a site can spoil a sum.
         """
-        read_payload(payload, self._form.uploads)
+        read_payload(payload, self._layout.uploads)
 
     def add(self, payloads: Iterable[Payload]) -> Payload:
         """Add one payload or more, reading one at a time.
@@ -147,9 +149,9 @@ class SummingServer:
         Raises :class:`MalformedError` for a payload of another form, and for ciphertexts made to cancel out.
         """
         remaining = iter(payloads)
-        total = read_payload(next(remaining), self._form.uploads)
+        total = read_payload(next(remaining), self._layout.uploads)
         for payload in remaining:
-            self._add(total, read_payload(payload, self._form.uploads))
+            self._add(total, read_payload(payload, self._layout.uploads))
         return Payload(SCHEME, blobs=tuple(dump(part) for part in total))
 
     def _add(self, total: Sequence[Ciphertext], more: Sequence[Ciphertext]) -> None:
@@ -169,6 +171,7 @@ def _digits(segment: Segment) -> tuple[Segment, ...]:
 
 def _scale(terms: int) -> float:
     """Return the largest power of two at which a sum of ``terms`` slots of magnitude √2 fits."""
+    # A slot holds two values of magnitude 1 as real and imaginary part, so its magnitude is up to √2.
     bits = min(MOST_SCALE_BITS, math.floor(ROOM_BITS - math.log2(math.sqrt(2.0) * terms)))
     if bits < _LEAST_SCALE_BITS:
         raise PrecisionError(f"sums of {terms} terms do not fit a modulus of 60 bits")

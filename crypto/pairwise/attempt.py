@@ -230,6 +230,7 @@ def check_mask_keys(binding: Binding, public: Mapping[str, MaskKeys]) -> None:
     once it is reconstructed. Limit: this does not show that a key is its member's. The signatures on the statements do,
     and the caller must check them.
     """
+    # Every member's keys, also of those that will drop out: a key that is missing now could be chosen later.
     missing = [site for site in binding.group if site not in public]
     if missing:
         raise VerificationError(f"no mask keys of {', '.join(missing)}")

@@ -60,6 +60,7 @@ def add_streams(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> 
     ]
     zeros, buffer = bytes(_CHUNK_BYTES), bytearray(_CHUNK_BYTES)
     step = _CHUNK_BYTES // masked.itemsize
+    # Chunk by chunk through all streams: stream by stream would move the whole vector through memory once per peer.
     for start in range(0, masked.size, step):
         chunk = masked[start : start + step]
         for stream, operation in streams:
@@ -141,6 +142,7 @@ def mask(
     members or too few, and for keys that are missing, unusable, repeated, or not this site's own, and
     :class:`MalformedError` for values that are not words.
     """
+    # Bonawitz et al., round 2 (masked input collection): a site masks only among a quorum of those that made shares.
     check_words(words)
     check_sharers(binding, sharers)
     if site not in sharers:

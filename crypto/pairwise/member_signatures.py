@@ -87,7 +87,8 @@ def verify_signed_survivors(
     check_survivors(binding, binding.group, survivors)
     for name, signature in signatures.items():
         verify_survivor(_member(members, name), binding, survivors, signature)
-    # Bonawitz et al., round 3 (consistency check): with fewer, members could have signed different sets.
+    # Bonawitz et al., round 4, asks for the signatures of round 3 (consistency check) by t members: with fewer, two
+    # sets could each have enough.
     if len(signatures) < binding.threshold:
         raise VerificationError(
             f"{len(signatures)} signatures on the survivors; the threshold is {binding.threshold}"

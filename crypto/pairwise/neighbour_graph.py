@@ -86,6 +86,7 @@ def sparse_graph(members: int, colluding: int, dropped: int) -> Graph:
             f"a group of {members} resists fewer than {2 * quorum - members} colluding members, and works"
             f" without {members - quorum} at most, not {colluding} and {dropped}"
         )
+    # The fewest holders that satisfy both bounds, since each holder costs a sealed share.
     for holders in range(_SMALLEST, members - 1):
         needed = _threshold_against(members, colluding, holders)
         if needed <= holders and _opens(members, dropped, holders, needed):
@@ -139,6 +140,7 @@ def _counts(others: int, marked: int, drawn: int) -> list[int]:
 def _least_mask_probability(honest: int) -> int:
     """Return the smallest probability of a mask, of 1024, that connects ``honest`` members except with 2^-40."""
     low, high = 0, CERTAIN
+    # Bisection: the bound falls as the probability grows.
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if _connects(honest, middle) else (middle, high)

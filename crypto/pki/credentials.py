@@ -42,6 +42,7 @@ class Credentials:
         with errors_name_file(certificate_path):
             certificates = certificates_in(read(certificate_path))
         key = read_key(key_path, passphrase, "; make a key with 'protoseal pki request'")
+        # Files often have the CA's certificate too, in any order; the key says which one is the party's.
         for certificate in certificates:
             if certificate.public_key() == key.public_key():
                 with errors_name_file(certificate_path):

@@ -210,6 +210,7 @@ def approve(
     issuer = load_certificate(trust.certificate_pem)
     request = read_request(request_pem)
     _check_same_federation(request, trust.federation)
+    # An expired CA would sign certificates that nobody accepts.
     check_validity(issuer, moment)
     key = key_files.read_key(authority / CA_KEY_FILE, passphrase)
     if issuer.public_key() != key.public_key():
@@ -248,6 +249,7 @@ def _authority_certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(moment - _CLOCK_SKEW)
         .not_valid_after(moment + _lifetime(days))
+        # No CA below this one, so that the issuer of every certificate is this key.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(authority=True), critical=True)
         .add_extension(x509.SubjectAlternativeName([uri]), critical=False)
@@ -272,6 +274,7 @@ def _party_certificate(
         .issuer_name(issuer.subject)
         .public_key(request.public_key)
         .serial_number(x509.random_serial_number())
+        # Never beyond the CA's own validity, outside which peers refuse the certificate anyway.
         .not_valid_before(max(moment - _CLOCK_SKEW, issuer.not_valid_before_utc))
         .not_valid_after(min(moment + lifetime, issuer.not_valid_after_utc))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

@@ -21,7 +21,6 @@ from tenseal import sealapi
 
 from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
 from agreement.derived.payload_shapes import limits_of, result_shape
-from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import (
     POLY_DEGREE,
@@ -32,6 +31,7 @@ from crypto.ckks.parameters import (
     context,
     level_id,
 )
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, load, read_payload
 from crypto.keys import KEY_BYTES
 from crypto.protection import Combination

@@ -31,8 +31,8 @@ from agreement.registry.round_plan import PayloadKind
 from algorithms.fedpc import Groups, mix_groups
 from algorithms.fedplcc import GlobalClusters
 from algorithms.gram_matrix import Bool
-from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.group_mixing import MixingSite
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.sums import SummingSite
 from crypto.keys import KEY_BYTES
 from crypto.pki.identity import load_certificate, p256_key

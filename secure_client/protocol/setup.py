@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agreement import Agreement, Protection
 from agreement.derived.payload_shapes import limits_of
-from crypto.ckks.group_keys import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import CryptoError, MalformedError
 from crypto.keys import KEY_BYTES, ChannelKey, StorageKey
 from crypto.pki import Credentials, TrustAnchor

@@ -206,6 +206,7 @@ def _apply_answer(rules: Rules, state: State, site: str, key: PhaseKey) -> State
         return state  # a repeated upload whose acknowledgement was lost, perhaps after its stage ended
     check_expected(rules, state, site, key)
     match key.phase:
+        # The set-up's answers are kept beside the stage's: a late member gives them in any stage.
         case Phase.ROSTER:
             return replace(state, verified=state.verified | {site})
         case Phase.SECRET:

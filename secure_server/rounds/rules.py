@@ -74,6 +74,7 @@ class Rules:
             case Stage.PLANNING:
                 return times[Phase.VALUES]
             case Stage.COMPUTING:
+                # Not the operator's deadline for sites: only a worker that hangs should cost the attempt.
                 return _COMPUTING_FACTOR * times[Phase.VALUES]
             case _:
                 return times[PHASE_OF_STAGE[stage]]

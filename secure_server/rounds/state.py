@@ -160,6 +160,7 @@ class State:
     empty_until: float | None = None
 
     def __post_init__(self) -> None:
+        # Checked on every construction, so that a damaged store or a wrong transition stops here and asks no site.
         members = set(self.members)
         if list(self.members) != sorted(members) or list(self.participants) != sorted(set(self.participants)):
             raise ValueError("members and participants must be sorted and distinct")
@@ -188,6 +189,7 @@ class State:
             raise ValueError("each group must be sorted, and groups ordered by their first names")
 
     def _check_steps(self) -> None:
+        # A site that missed a step is not in the sum, and would sign or release for a set without itself.
         sites_of_steps = [self.participants, *(step.sites for step in self.survivors)]
         if any(not set(after) <= set(before) for before, after in pairwise(sites_of_steps)):
             raise ValueError("the survivors of a step must be survivors of the step before")
@@ -223,6 +225,7 @@ class State:
     @property
     def leaders(self) -> tuple[str, ...]:
         """First participant by name of each group that takes part; sorted."""
+        # The first by name, so that nobody chooses who reads a group's sum.
         present = [set(group).intersection(self.participants) for group in self.groups]
         return tuple(sorted(min(sites) for sites in present if sites))
 

@@ -17,10 +17,12 @@ def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
     current attempt and is back waits for the attempt's RESULT, or for the next attempt. After the run has finished,
     the last round's RESULT can still be fetched.
     """
+    # The last result can be fetched after the end: a site that was down then would lose its last round.
     if state.stage is Stage.FINISHED:
         return state.result_key if site in late_sites(state) & state.joined else None
     if state.over or site not in state.joined or site not in state.members:
         return None
+    # The set-up comes first even in a later stage: a member that has not verified the roster answers nothing else.
     if site not in state.verified:
         return state.roster_key
     if site not in ready_sites(rules, state):
@@ -44,6 +46,7 @@ def presence_sites(rules: Rules, state: State) -> frozenset[str]:
 def reachable_step_sites(state: State) -> frozenset[str]:
     """Return the sites that the current step can be asked of: those that left the attempt get its result alone."""
     asked = frozenset(state.step_sites)
+    # Sites that left have erased the attempt's secrets; a result needs none of them.
     return asked if state.stage is Stage.RESULT else asked - state.left
 
 
@@ -55,6 +58,7 @@ def missing_sites(rules: Rules, state: State) -> frozenset[str]:
         case Stage.SETUP:
             return frozenset(state.members) - ready_sites(rules, state)
         case Stage.PRESENCE:
+            # A site that answered and is gone since will not answer the steps that follow.
             return presence_sites(rules, state) - (state.answered - state.absent)
         case Stage.PLANNING | Stage.COMPUTING | Stage.FINISHED | Stage.STOPPED:
             return frozenset()
@@ -115,6 +119,7 @@ def may_join(rules: Rules, state: State, site: str) -> bool:
     """
     if not state.members or site in state.members:
         return True
+    # A newcomer means another roster, which every member verifies in another attempt of the set-up.
     return not state.setup_complete and not state.over and state.failures + 1 < rules.max_attempts
 
 

@@ -62,6 +62,7 @@ def _settle_joining(rules: Rules, state: State, now: float, *, late: bool) -> St
     missing = set(rules.roster) - state.joined
     if missing and not late:
         return state
+    # Too few sites stop the run instead of beginning it: each site would refuse the roster.
     if len(state.joined) < rules.min_sites:
         count = f"{len(state.joined)} of at least {rules.min_sites} sites"
         return _stop(state, f"{count} joined in time; missing: {_list(missing)}")
@@ -193,6 +194,7 @@ def _settle_result(rules: Rules, state: State, now: float, *, late: bool) -> Sta
     missing = set(state.step_sites) - state.answered
     if not late and not missing <= state.absent:
         return state
+    # A site without the result does not cost the round: it gets the content with its next PRESENCE.
     state = replace(state, failures=0, absent=state.absent | missing, benched=frozenset(), reason="")
     return next_round(rules, state, now)
 
@@ -272,6 +274,7 @@ def _repeat_round(rules: Rules, state: State, now: float, lost: Set[str]) -> Sta
     )
     if had_chance and commitments_block:
         return _abandon_round(rules, state, now, lost)
+    # Benching a site is progress, so that one faulty site after another does not use up the attempts of the run.
     benched = _bench(rules, state, lost)
     failures = state.failures + (0 if benched > state.benched else 1)
     state = replace(state, failures=failures, benched=benched)
@@ -315,6 +318,7 @@ def next_round(rules: Rules, state: State, now: float) -> State:
     if state.round >= rules.rounds and state.last_result:
         return replace(state, stage=Stage.FINISHED)
     state = replace(_clear_attempt(_forget_commitments(state)), round=state.round + 1, attempt=1)
+    # One round past the last marks a run that is over for good: ``Resumed`` leaves it as it is.
     if state.round > rules.rounds:
         return _stop(state, f"no round of the run had a result; the last failure: {state.reason}")
     return enter(rules, state, Stage.PRESENCE, now)

@@ -78,7 +78,8 @@ class TcpProxy:
         self._closing = False
         self._listening: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rejected, self._logged = 0, -_LOG_SECONDS
+        self._rejected = 0
+        self._logged = -_LOG_SECONDS
         self._reported: dict[tuple[str, str], float] = {}
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
@@ -207,7 +208,8 @@ class TcpProxy:
                 network,
                 self._rejected,
             )
-            self._rejected, self._logged = 0, now
+            self._rejected = 0
+            self._logged = now
 
 
 def bind_sockets(listen: str) -> list[socket.socket]:

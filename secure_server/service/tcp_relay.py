@@ -30,7 +30,8 @@ class RelayEnd(asyncio.Protocol):
 
     def join(self, other: RelayEnd, first: bytes) -> None:
         """Relay to and from ``other`` from now on, beginning with ``first``, which this end has read."""
-        self._other, other._other = other, self
+        self._other = other
+        other._other = self
         self.data_received(first)
         self.read_if_allowed()
 
@@ -111,7 +112,8 @@ class OuterEnd(RelayEnd):
         self.timer: asyncio.TimerHandle | None = None
         self.over = False
         self._first = b""
-        self._room, self._waiting = MOST_BYTES_BEFORE_A_CALL, b""
+        self._room = MOST_BYTES_BEFORE_A_CALL
+        self._waiting = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the new connection."""

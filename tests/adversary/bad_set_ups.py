@@ -8,7 +8,8 @@ from dataclasses import replace
 from grpc import StatusCode
 
 from agreement.derived.payload_shapes import limits_of
-from crypto.ckks.group_keys import CkksSecret, EvaluationKeys
+from crypto.ckks.evaluation_keys import EvaluationKeys
+from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import MalformedError, UnknownSchemeError, VerificationError
 from crypto.sealed_group_secret import SealedSecret, seal_group_secret
 from protoseal_wire import codec

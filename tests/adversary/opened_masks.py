@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from agreement.derived.cohorts import cohort_of
-from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import upload_shapes
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_payload
 from crypto.pairwise.attempt import SharePair
 from crypto.pairwise.masks import add_streams, pair_keys, self_key

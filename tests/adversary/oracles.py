@@ -114,7 +114,7 @@ def asking(patch: pytest.MonkeyPatch, bound: float, samples: int) -> None:
 
 
 def _moved(server: SummingServer, payload: Payload, bound: float, samples: int) -> Payload:
-    form, layout = server._form, agreed().layout
+    form, layout = server._layout, agreed().layout
     added = np.zeros(form.vector.length)
     model = added[form.segments.length - 1 - layout.length :]  # a view; the 1 for the site comes last
     model[FIRST] = model[SECOND] = -FAR_BELOW * samples

@@ -250,8 +250,8 @@ _NAMES = (
     "len({statement.site for statement in active.statements}) != len(active.statements)"
 )
 _READ = "crypto.ckks.serialization.read_ciphertext: "
-_SCALE = _READ + "ciphertext.scale != form.scale"
-_ANY_FORM = (_READ + "list(ciphertext.parms_id()) != level_id(form.level)", _SCALE)
+_SCALE = _READ + "ciphertext.scale != shape.scale"
+_ANY_FORM = (_READ + "list(ciphertext.parms_id()) != level_id(shape.level)", _SCALE)
 """Checks that refuse another level, which has another scale too."""
 _FRESH = (
     ORDER + "_check_presence: last is not None and (key.round, key.attempt) <= (last.round, last.attempt)"

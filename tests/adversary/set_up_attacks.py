@@ -9,7 +9,7 @@ import numpy as np
 import crypto.sealed_group_secret
 from agreement import Protection
 from algorithms.pfpl import Weighting
-from crypto.ckks.group_keys import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.keys import KEY_BYTES, ChannelKey, seal
 from crypto.pki import Credentials
 from crypto.roster import Statement, sign_statement

@@ -10,8 +10,9 @@ import pytest
 from agreement import Protection
 from algorithms.pfpl import Weighting
 from crypto.ckks.circuit import Circuit
-from crypto.ckks.group_keys import CkksSecret, EvaluationKeys
+from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.parameters import NUMERATOR, SLOTS
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, read_ciphertext
 from crypto.protection import Payload
 from protoseal_wire import codec

@@ -77,12 +77,14 @@ def tampered_run(method: Method, folder: Path, patch: pytest.MonkeyPatch) -> Tra
         tampering.setattr(
             SummingServer,
             "add",
-            lambda server, payloads: added_to(add(server, payloads), server._form.answers),
+            lambda server, payloads: added_to(add(server, payloads), server._layout.answers),
         )
         tampering.setattr(
             MixingServer,
             "mix",
-            lambda server, payloads: [added_to(each, server._form.answers) for each in mix(server, payloads)],
+            lambda server, payloads: [
+                added_to(each, server._layout.answers) for each in mix(server, payloads)
+            ],
         )
         return run(method, folder)
 

@@ -16,7 +16,7 @@ import pytest
 from agreement import Agreement, Protection
 from agreement.derived.cohorts import cohort_of
 from algorithms.pfpl import Weighting
-from crypto.ckks.group_keys import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import CryptoError
 from protoseal_wire.messages import ActiveList
 from secure_client.errors import Violation

@@ -14,9 +14,9 @@ from tenseal import sealapi
 from agreement import Method, Protection
 from agreement.derived.encrypted_sums import EncryptedGroups
 from algorithms.pfpl import Weighting
-from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.group_mixing import MixingServer
 from crypto.ckks.parameters import POLY_DEGREE, Ciphertext, CiphertextShape, CkksLevel, answer_shapes
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import load, read_payload
 from crypto.ckks.sums import SummingSite
 from crypto.protection import Combination, Payload

@@ -89,7 +89,7 @@ def constants(bound: float) -> Floats:
 
 def forged(agreement: Agreement, server: SummingServer, total: Payload, bound: float) -> Payload:
     """Return ``total`` plus constants; no key is used."""
-    form = server._form
+    form = server._layout
     values, first = np.zeros(form.vector.length), _CLASSES * _DIM
     values[first : first + agreement.averaging.parameters] = constants(bound) * _SITES
     scaled = values / form.vector.bounds

@@ -285,7 +285,7 @@ def poison(agreement: Agreement) -> Vector:
 
 def _moved(agreement: Agreement, server: SummingServer, total: Payload) -> Payload:
     """Return the sum with the poison added to every model: the coordinator needs no key for that."""
-    model, form, weighted = poison(agreement), server._form, agreement.layout.weighted
+    model, form, weighted = poison(agreement), server._layout, agreement.layout.weighted
     terms = float(_SAMPLES if weighted else _SITES)
     tail = 1 + int(weighted) + (0 if agreement.clusters else len(agreement.classes))
     values = np.zeros(form.length)

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.ckks.group_keys import CkksSecret, EvaluationKeys
+from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.peer_server import CkksServer
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.site import CkksSite
 from crypto.protection import Cohort, Combination, Payload, Rows
 

@@ -21,7 +21,7 @@ AS_ROOT = os.getuid() == 0
 NOBODY = 65534 if AS_ROOT else None
 PROGRAM = """
 import ctypes, os, resource, sys
-from crypto.ckks.group_keys import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.process_memory import is_memory_private, keep_memory_private
 
 if os.getuid() == 0:

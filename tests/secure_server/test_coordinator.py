@@ -35,7 +35,7 @@ from secure_server.app import append_round, read_rounds
 from secure_server.coordinator import Coordinator
 from secure_server.errors import TooLarge, WrongPhase
 from secure_server.membership import MembershipChecks
-from secure_server.phase_requests import Requests
+from secure_server.phase_requests import PhaseRequests
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import Stage
 from secure_server.store import Store
@@ -273,7 +273,7 @@ def test_group_keys_decoded_once_per_set_up(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(codec, "decode_roster_answer", counted)
     with Store.open(tmp_path / "store.sqlite", "r1", b"a" * 32) as store:
         members = MembershipChecks(agreement, trust, store, limits_of(agreement), 60.0)
-        requests = Requests(agreement, store, members, Aggregator(agreement, tmp_path / "keys"))
+        requests = PhaseRequests(agreement, store, members, Aggregator(agreement, tmp_path / "keys"))
         assert requests.group_keys(state) is None
         contents = []
         for attempt, keys in enumerate((b"first", b"second"), start=1):

@@ -17,7 +17,7 @@ import pytest
 
 from agreement import Protection
 from algorithms.pfpl import Weighting
-from crypto.ckks.group_keys import EvaluationKeys
+from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.parameters import PROTOTYPE
 from crypto.ckks.peer_server import CkksServer
 from crypto.ckks.serialization import read_ciphertext

@@ -15,8 +15,8 @@ from agreement.derived.cohorts import group_cohort
 from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
 from agreement.derived.payload_shapes import sums_shape, values_shape
 from agreement.registry.round_plan import PayloadKind
-from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.group_mixing import MixingServer
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.sums import SumLayout, SummingServer, SummingSite
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.attempt import Binding, MaskKeys

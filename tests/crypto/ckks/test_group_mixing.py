@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.group_mixing import MixingServer, MixingSite, MixLayout
 from crypto.ckks.parameters import SLOTS
+from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import BoundError, ImplausibleError, KeyStoreError, MalformedError, PrecisionError
 from crypto.fixed_point import Segment
 from crypto.protection import Payload

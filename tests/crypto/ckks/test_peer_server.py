@@ -105,7 +105,7 @@ def test_combine_replaced_keys_file_used(tmp_path: Path) -> None:
 def test_server_modules_import_no_torch_and_no_secret() -> None:
     code = (
         "import sys, crypto.ckks.peer_server;"
-        "print([name for name in ('torch', 'crypto.ckks.group_keys', 'crypto.ckks.site') if name in sys.modules])"
+        "print([name for name in ('torch', 'crypto.ckks.secret_key', 'crypto.ckks.site') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

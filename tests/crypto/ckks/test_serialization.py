@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tenseal import sealapi
 
-from crypto.ckks.group_keys import GALOIS_ELEMENTS, CkksSecret, EvaluationKeys
+from crypto.ckks.evaluation_keys import GALOIS_ELEMENTS, EvaluationKeys
 from crypto.ckks.parameters import (
     CORRECTION,
     POLY_DEGREE,
@@ -27,6 +27,7 @@ from crypto.ckks.parameters import (
     context,
     level_id,
 )
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, load, read_ciphertext
 from crypto.errors import ImplausibleError, MalformedError, UnknownSchemeError
 from crypto.plain import PlainServer, PlainSite
@@ -60,14 +61,14 @@ def unprotect(*blobs: bytes) -> None:
 
 
 READ = "crypto.ckks.serialization.read_ciphertext: "
-TOO_LONG = READ + "len(content) > form.max_bytes"
+TOO_LONG = READ + "len(content) > shape.max_bytes"
 LENGTH = READ + "int.from_bytes(content[_LENGTH], 'little') != len(content)"
-LEVEL = READ + "list(ciphertext.parms_id()) != level_id(form.level)"
+LEVEL = READ + "list(ciphertext.parms_id()) != level_id(shape.level)"
 SIZE = READ + "ciphertext.size() != 2"
-SCALE_STATED = READ + "ciphertext.scale != form.scale"
+SCALE_STATED = READ + "ciphertext.scale != shape.scale"
 DOMAIN = READ + "not ciphertext.is_ntt_form()"
 TRANSPARENT = READ + "ciphertext.is_transparent()"
-PARTS = "crypto.ckks.group_keys._check_keys: present != dict.fromkeys(places, _PARTS)"
+PARTS = "crypto.ckks.evaluation_keys._check_keys: present != dict.fromkeys(places, _PARTS)"
 TOTALS = (
     "crypto.ckks.site.CkksSite._combination_of_peers: "
     "not ((totals >= -self._tau) & (totals <= largest + self._tau)).all()"

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.parameters import SLOTS
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.sums import SumLayout, SummingServer, SummingSite
 from crypto.errors import BoundError, ImplausibleError, MalformedError, PrecisionError, UnknownSchemeError
 from crypto.fixed_point import Segment

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crypto.ckks.group_keys import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import ImplausibleError
 from crypto.protection import Payload
 from protoseal_wire import codec

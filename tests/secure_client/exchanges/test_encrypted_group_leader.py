@@ -10,8 +10,8 @@ import pytest
 
 from agreement import Method, Protection
 from agreement.derived.encrypted_sums import EncryptedGroups
-from crypto.ckks.group_keys import CkksSecret
 from crypto.ckks.group_mixing import MixingSite
+from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import BoundError, ImplausibleError
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase

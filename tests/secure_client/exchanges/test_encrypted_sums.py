@@ -17,7 +17,7 @@ import pytest
 from agreement import Agreement, Method, Protection
 from agreement.derived import encrypted_sums
 from agreement.derived.encrypted_sums import EncryptedSum
-from crypto.ckks.group_keys import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.sums import SumLayout
 from crypto.errors import ImplausibleError
