@@ -15,10 +15,8 @@ from torch import Tensor
 from agreement import Agreement, Extractor, PrivacySection
 from crypto.keys import StorageKey
 from privacy.errors import BudgetError, RolledBackError
-from privacy.ledger.budget_account import read_account
-from privacy.ledger.lines import Entry
 from privacy.mechanisms.prototype_query import Released
-from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner, check_frozen
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner, check_frozen
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import read_prototypes
@@ -27,10 +25,10 @@ from secure_client.privacy.releases import Releases, open_releases
 from secure_client.protocol.journal import Journal
 from secure_client.training.evaluation import evaluate_outputs
 from secure_client.training.learner import Learner
+from tests.secure_client.privacy.paying_site import SITE, PayingSite, make_bare_learner
 from tests.support.ledgers import spent_budget
-from tests.support.small import small_agreement, small_data
+from tests.support.small import small_agreement
 
-SITE = "clinic-a"
 PRIVACY = PrivacySection(clip=2.0, noise_multiplier=0.5, release_every=2, min_count=1.0)
 """Noise for six records a class: a noisy count below one is five deviations away, and three at once never happen."""
 
@@ -41,52 +39,14 @@ def agreement(**changes: Any) -> Agreement:
     )
 
 
-class Site:
-    """A learner with its journal and ledger, which can be restarted."""
-
-    def __init__(self, folder: Path, agreed: Agreement, **own: Any) -> None:
-        self._folder, self._agreed, self._own = folder, agreed, own
-        self.open()
-
-    def open(self) -> None:
-        self.journal = Journal(
-            self._folder / "journal.sqlite",
-            run=self._agreed.run,
-            agreement_hash=self._agreed.hash(),
-            site=SITE,
-            storage=StorageKey(bytes(32)),
-        )
-        own = BudgetSection(dataset="scans", ledger=self._folder / "ledger.jsonl", epsilon=100.0, **self._own)
-        releases = open_releases(self._agreed, own)
-        self.bare_learner = make_bare_learner(self._agreed)
-        self.learner = build_checkpointed_learner(self._agreed, self.bare_learner, self.journal, releases)
-
-    def restart(self) -> None:
-        self.journal.close()
-        self.open()
-
-    @property
-    def ledger(self) -> Path:
-        return self._folder / "ledger.jsonl"
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        return read_account(self._folder / "ledger.jsonl").entries
-
-
-def make_bare_learner(agreed: Agreement) -> Learner:
-    data = small_data(agreed)[SITE]
-    return build_learner(agreed, SITE, data, model=agreed.training.model, device="cpu")
-
-
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path, agreement())
+def site(tmp_path: Path) -> Iterator[PayingSite]:
+    made = PayingSite(tmp_path, agreement())
     yield made
     made.journal.close()
 
 
-def test_train_round_sends_noisy_and_paid_prototypes(site: Site) -> None:
+def test_train_round_sends_noisy_and_paid_prototypes(site: PayingSite) -> None:
     rows, _ = site.learner.train_round(1)
     exact, _ = site.bare_learner.prototypes()
     held = site.learner.values.held_classes()
@@ -94,7 +54,7 @@ def test_train_round_sends_noisy_and_paid_prototypes(site: Site) -> None:
     assert [each.spending.release.round for each in site.entries] == [1]
 
 
-def test_train_round_release_serves_its_rounds_and_attempts(site: Site) -> None:
+def test_train_round_release_serves_its_rounds_and_attempts(site: PayingSite) -> None:
     first, _ = site.learner.train_round(1)
     for number in (1, 2):
         again, _ = site.learner.train_round(number)
@@ -104,7 +64,7 @@ def test_train_round_release_serves_its_rounds_and_attempts(site: Site) -> None:
     assert [each.spending.release.round for each in site.entries] == [1, 3]
 
 
-def test_restart_sends_the_same_and_pays_nothing(site: Site) -> None:
+def test_restart_sends_the_same_and_pays_nothing(site: PayingSite) -> None:
     for number in (1, 2):
         rows, _ = site.learner.train_round(number)
         held, spent = site.learner.values.held_classes(), spent_budget(site.learner)
@@ -132,7 +92,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Released]:
     return every
 
 
-def test_frozen_features_average_their_releases_over_restarts(site: Site, drawn: list[Released]) -> None:
+def test_frozen_features_average_their_releases_over_restarts(
+    site: PayingSite, drawn: list[Released]
+) -> None:
     for number in (1, 3, 5):
         rows, counts = site.learner.train_round(number)
         sums = np.mean([draw.sums for draw in drawn], axis=0)
@@ -151,7 +113,7 @@ def test_frozen_features_average_their_releases_over_restarts(site: Site, drawn:
 def test_trained_features_or_one_release_average_nothing(
     tmp_path: Path, drawn: list[Released], changes: dict[str, Any]
 ) -> None:
-    site = Site(tmp_path, agreement(**changes), allow_no_guarantee=True)
+    site = PayingSite(tmp_path, agreement(**changes), allow_no_guarantee=True)
     for number in range(1, 7):
         rows, _ = site.learner.train_round(number)
         np.testing.assert_allclose(rows[drawn[-1].present], drawn[-1].rows[drawn[-1].present])
@@ -164,7 +126,7 @@ def test_missed_release_leaves_no_prototypes_and_pays_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The period's other rounds send no prototypes. The next period has a release."""
-    site = Site(tmp_path, agreement(release_every=3))
+    site = PayingSite(tmp_path, agreement(release_every=3))
     for number in (2, 3):
         rows, counts = site.learner.train_round(number)
         made = (rows, counts, site.learner.values.held_classes())
@@ -183,7 +145,9 @@ def test_missed_release_leaves_no_prototypes_and_pays_nothing(
     site.journal.close()
 
 
-def test_killed_between_paying_and_storing_pays_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_between_paying_and_storing_pays_again(
+    site: PayingSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lost draw was paid for and not sent: the ledger shows more than what left, never less."""
     with monkeypatch.context() as dying:
         dying.setattr(site.journal, "put", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -196,14 +160,14 @@ def test_killed_between_paying_and_storing_pays_again(site: Site, monkeypatch: p
 
 def test_held_classes_follow_from_noisy_counts(tmp_path: Path) -> None:
     """The site has three classes and a threshold far above their counts, and so states none."""
-    site = Site(tmp_path, agreement(min_count=1e6))
+    site = PayingSite(tmp_path, agreement(min_count=1e6))
     site.learner.train_round(1)
     assert not site.learner.values.held_classes().any()
     assert not site.learner.train_round(1)[0].any()
     site.journal.close()
 
 
-def test_frozen_features_are_the_initial_models(site: Site) -> None:
+def test_frozen_features_are_the_initial_models(site: PayingSite) -> None:
     initial = {name: value.clone() for name, value in site.bare_learner.predictor.state_dict().items()}
     for number in range(1, 4):
         site.learner.train_round(number)
@@ -270,7 +234,7 @@ def test_frozen_extractor_without_a_classifier_module_is_refused() -> None:
 
 
 def test_refused_release_leaves_nothing_to_send(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: PayingSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the first time nor when it is asked again, nor after a restart."""
     with monkeypatch.context() as refusing:
@@ -296,7 +260,7 @@ def _refused(*_: object) -> None:
     raise BudgetError("no")
 
 
-def test_build_learner_with_noise_without_releases_is_refused(site: Site) -> None:
+def test_build_learner_with_noise_without_releases_is_refused(site: PayingSite) -> None:
     with pytest.raises(BudgetError):
         build_checkpointed_learner(agreement(), site.bare_learner, site.journal)
 
@@ -308,7 +272,7 @@ def test_frozen_features_hold_by_construction(tmp_path: Path, model: str) -> Non
     training = agreed.training.model_copy(
         update={"model": f"tests.secure_client.privacy.moving_models:{model}"}
     )
-    site = Site(tmp_path, agreed.model_copy(update={"training": training}))
+    site = PayingSite(tmp_path, agreed.model_copy(update={"training": training}))
     before = features(site.bare_learner)
     site.learner.train_round(1)
     np.testing.assert_array_equal(features(site.bare_learner), before)
@@ -326,7 +290,7 @@ def features(learner: Learner) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("lost", ["removed", "older"])
-def test_restart_with_an_older_ledger_is_refused(site: Site, lost: str) -> None:
+def test_restart_with_an_older_ledger_is_refused(site: PayingSite, lost: str) -> None:
     ledger = site.ledger
     site.learner.train_round(1)
     kept = ledger.read_bytes()
@@ -339,7 +303,7 @@ def test_restart_with_an_older_ledger_is_refused(site: Site, lost: str) -> None:
 
 
 def test_saved_counts_are_the_noisy_ones(tmp_path: Path) -> None:
-    site = Site(tmp_path, agreement(min_count=1e6))
+    site = PayingSite(tmp_path, agreement(min_count=1e6))
     site.learner.train_round(1)
     site.learner.predictor.save(tmp_path)
     assert not read_prototypes(tmp_path).counts.any()
@@ -347,6 +311,6 @@ def test_saved_counts_are_the_noisy_ones(tmp_path: Path) -> None:
 
 
 def test_released_rows_beyond_the_norm_bound_are_shortened(tmp_path: Path) -> None:
-    site = Site(tmp_path, agreement().model_copy(update={"norm_bound": 0.25}))
+    site = PayingSite(tmp_path, agreement().model_copy(update={"norm_bound": 0.25}))
     rows, _ = site.learner.train_round(1)
     assert np.linalg.norm(rows, axis=1).max() == pytest.approx(0.25)

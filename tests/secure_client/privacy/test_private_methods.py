@@ -23,19 +23,15 @@ from agreement import (
     Protection,
 )
 from algorithms.fedplcc import GlobalClusters
-from crypto.keys import StorageKey
 from privacy.accounting.events import GaussianRelease
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.lines import Entry
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
-from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.privacy.bounds import model_weight
-from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.cost import planned_epsilon, planned_history
-from secure_client.privacy.releases import open_releases
-from secure_client.protocol.journal import Journal
 from tests.conformance.federations import data_for, private_agreement
+from tests.secure_client.privacy.paying_site import PayingSite
 from tests.support.composed import epsilon
 from tests.support.ledgers import spent_budget
 from tests.support.replayed_noise import replayed_noise
@@ -62,18 +58,8 @@ def agreed(method: Method, privacy: PrivacySection = PRIVACY, **changes: Any) ->
 @contextmanager
 def checkpointed_learner(agreement: Agreement, folder: Path) -> Iterator[CheckpointedLearner]:
     data = data_for(agreement, np.ones((3, CLASSES), dtype=np.bool_))[SITE]
-    own = BudgetSection(
-        dataset="scans", ledger=folder / "ledger.jsonl", epsilon=800.0, allow_no_guarantee=True
-    )
-    with Journal(
-        folder / "journal.sqlite",
-        run=agreement.run,
-        agreement_hash=agreement.hash(),
-        site=SITE,
-        storage=StorageKey(bytes(32)),
-    ) as journal:
-        learner = build_learner(agreement, SITE, data, model=agreement.training.model, device="cpu")
-        yield build_checkpointed_learner(agreement, learner, journal, open_releases(agreement, own))
+    with PayingSite(folder, agreement, data, name=SITE, epsilon=800.0, allow_no_guarantee=True) as site:
+        yield site.learner
 
 
 def entries(folder: Path) -> tuple[Entry, ...]:

@@ -12,16 +12,12 @@ import pytest
 import torch
 
 from agreement import Agreement, DpSgdSection, Extractor, PrivacySection
-from crypto.keys import StorageKey
 from privacy.accounting.events import DpSgd
 from privacy.errors import BudgetError, LedgerError
-from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
-from privacy.ledger.lines import Entry
 from protoseal_files import append_only_file
 from secure_client.checkpoints import checkpointed_learner
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
-from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.models.prototype_model import hash_weights
 from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.cost import (
@@ -32,15 +28,15 @@ from secure_client.privacy.cost import (
     simulated_budget,
 )
 from secure_client.privacy.releases import open_releases
-from secure_client.protocol.journal import Journal
 from secure_client.training.dp_sgd import steps as dp_sgd
 from secure_client.training.dp_sgd.mechanism import draw_noise
 from secure_client.training.learner import Learner
+from tests.secure_client.privacy.paying_site import PayingSite, make_bare_learner
 from tests.support.composed import epsilon
 from tests.support.ledgers import spent_budget
-from tests.support.small import small_agreement, small_data
+from tests.support.small import small_agreement
 
-SITE, ROUNDS, EPOCHS = "clinic-a", 4, 2
+ROUNDS, EPOCHS = 4, 2
 DP_SGD = DpSgdSection(noise_multiplier=2.0, clip=1.0, sampling_rate=0.3)
 STEPS = math.ceil(EPOCHS / DP_SGD.sampling_rate)
 PRIVACY = PrivacySection(
@@ -61,46 +57,9 @@ def agreement(**changes: Any) -> Agreement:
     return agreed.model_copy(update={"privacy": privacy, "norm_bound": 50.0, "training": training})
 
 
-class Site:
-    """A learner with its journal and ledger, which can be restarted."""
-
-    def __init__(self, folder: Path, agreed: Agreement, limit: float = 100.0) -> None:
-        self.folder, self.agreed, self._limit = folder, agreed, limit
-        self.open()
-
-    def open(self) -> None:
-        self.journal = Journal(
-            self.folder / "journal.sqlite",
-            run=self.agreed.run,
-            agreement_hash=self.agreed.hash(),
-            site=SITE,
-            storage=StorageKey(bytes(32)),
-        )
-        own = BudgetSection(dataset="scans", ledger=self.folder / "ledger.jsonl", epsilon=self._limit)
-        self.releases = open_releases(self.agreed, own)
-        self.bare_learner = make_bare_learner(self.agreed)
-        self.learner = build_checkpointed_learner(self.agreed, self.bare_learner, self.journal, self.releases)
-
-    def restart(self) -> None:
-        self.journal.close()
-        self.open()
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        return read_account(self.folder / "ledger.jsonl").entries
-
-    @property
-    def spent(self) -> list[tuple[int, str]]:
-        return [(each.spending.release.round, each.spending.release.what) for each in self.entries]
-
-
-def make_bare_learner(agreed: Agreement) -> Learner:
-    return build_learner(agreed, SITE, small_data(agreed)[SITE], model=agreed.training.model, device="cpu")
-
-
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path, agreement())
+def site(tmp_path: Path) -> Iterator[PayingSite]:
+    made = PayingSite(tmp_path, agreement())
     yield made
     made.journal.close()
 
@@ -119,15 +78,19 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return drawn
 
 
-def trained_and_paid(site: Site, steps: list[int]) -> tuple[int, int]:
+def paid_for(site: PayingSite) -> list[tuple[int, str]]:
+    return [(entry.spending.release.round, entry.spending.release.what) for entry in site.entries]
+
+
+def trained_and_paid(site: PayingSite, steps: list[int]) -> tuple[int, int]:
     events = [each.spending.event for each in site.entries]
     return len(steps), sum(each.steps for each in events if isinstance(each, DpSgd))
 
 
-def test_every_round_is_paid_as_planned(site: Site, steps: list[int]) -> None:
+def test_every_round_is_paid_as_planned(site: PayingSite, steps: list[int]) -> None:
     for number in range(1, ROUNDS + 1):
         site.learner.train_round(number)
-    assert site.spent == [
+    assert paid_for(site) == [
         (1, TRAINING),
         (1, PROTOTYPES),
         (2, TRAINING),
@@ -143,7 +106,7 @@ def test_every_round_is_paid_as_planned(site: Site, steps: list[int]) -> None:
     assert spent.epsilon < 100.0
 
 
-def test_ledger_records_what_was_trained(site: Site) -> None:
+def test_ledger_records_what_was_trained(site: PayingSite) -> None:
     initial = hash_weights(make_bare_learner(site.agreed).state())
     site.learner.train_round(1)
     training, release = (each.spending for each in site.entries)
@@ -158,7 +121,7 @@ def test_ledger_records_what_was_trained(site: Site) -> None:
     assert release.facts["guarantee"] == "record"
 
 
-def test_recorded_weights_are_the_initial_models_after_a_restart(site: Site) -> None:
+def test_recorded_weights_are_the_initial_models_after_a_restart(site: PayingSite) -> None:
     site.learner.train_round(1)
     site.restart()
     site.learner.train_round(3)
@@ -169,9 +132,9 @@ def test_recorded_weights_are_the_initial_models_after_a_restart(site: Site) -> 
 def test_recorded_weights_stand_also_without_dp_sgd(
     tmp_path: Path, extractor: Extractor, steps: list[int]
 ) -> None:
-    site = Site(tmp_path, agreement(extractor=extractor, dp_sgd=None))
+    site = PayingSite(tmp_path, agreement(extractor=extractor, dp_sgd=None))
     site.learner.train_round(1)
-    assert site.spent == [(1, PROTOTYPES)]
+    assert paid_for(site) == [(1, PROTOTYPES)]
     assert site.entries[0].spending.facts["weights"] == hash_weights(make_bare_learner(site.agreed).state())
     assert not steps
     site.journal.close()
@@ -184,7 +147,7 @@ def test_recorded_weights_differ_for_another_start() -> None:
     assert hash_weights(make_bare_learner(first).state()) != hash_weights(make_bare_learner(other).state())
 
 
-def test_training_changes_the_whole_model_and_the_classifier(site: Site) -> None:
+def test_training_changes_the_whole_model_and_the_classifier(site: PayingSite) -> None:
     before = site.bare_learner.state()
     site.learner.train_round(1)
     moved = {
@@ -193,10 +156,10 @@ def test_training_changes_the_whole_model_and_the_classifier(site: Site) -> None
     assert moved == set(before)
 
 
-def test_round_0_costs_no_training(site: Site, steps: list[int]) -> None:
+def test_round_0_costs_no_training(site: PayingSite, steps: list[int]) -> None:
     site.learner.begin(0)
     assert site.learner.jobs(0) == []
-    assert site.spent == []
+    assert paid_for(site) == []
     assert not steps
 
 
@@ -222,7 +185,7 @@ POINTS = {
 
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_site_never_trained_more_than_was_paid(
-    site: Site, steps: list[int], point: str, monkeypatch: pytest.MonkeyPatch
+    site: PayingSite, steps: list[int], point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between every two steps of spend, train, release and keep; and what the next start trains is paid again."""
     owner, name = POINTS[point]
@@ -244,7 +207,7 @@ def test_killed_site_never_trained_more_than_was_paid(
 
 
 def test_comparison_finds_training_paid_late(
-    site: Site, steps: list[int], monkeypatch: pytest.MonkeyPatch
+    site: PayingSite, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power of the last: a site that pays at the end."""
     pay = site.learner.releases.pay_for_training  # type: ignore[union-attr]
@@ -272,7 +235,7 @@ def _run_and_die(job: Any) -> None:
 def test_exhausted_budget_trains_nothing(tmp_path: Path, steps: list[int]) -> None:
     """The run fits, and a round of it was paid for before: it ends where there is no room for training."""
     agreed = agreement()
-    site = Site(tmp_path, agreed, planned_epsilon(agreed, PRIVACY, 1e-5))
+    site = PayingSite(tmp_path, agreed, epsilon=planned_epsilon(agreed, PRIVACY, 1e-5))
     earlier = open_releases(
         agreed,
         BudgetSection(
@@ -296,7 +259,7 @@ def test_exhausted_budget_trains_nothing(tmp_path: Path, steps: list[int]) -> No
 
 
 def test_unwritable_ledger_trains_nothing(
-    site: Site, steps: list[int], monkeypatch: pytest.MonkeyPatch
+    site: PayingSite, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -315,7 +278,7 @@ def test_run_beyond_the_budget_is_refused(tmp_path: Path) -> None:
         BudgetError,
         match=r"2 releases with noise multiplier 1 and 28 steps of DP-SGD with 2 at sampling rate 0\.3 take epsilon",
     ):
-        Site(tmp_path, agreement(), 1.0)
+        PayingSite(tmp_path, agreement(), epsilon=1.0)
 
 
 def test_planned_history_has_every_round_and_release() -> None:
