@@ -332,7 +332,6 @@ def _quote(names: Iterable[str]) -> str:
 
 
 def _hint_nearest(name: str, others: Iterable[str]) -> str:
-    """Return the end of an error about a name: the nearest of the other names, if one is near."""
     others = list(others)
     for other in others:
         if _fold(other) == _fold(name):

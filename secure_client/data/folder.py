@@ -279,7 +279,6 @@ def _list_folders(path: Path) -> list[Path]:
 
 
 def _list_entries(folder: Path) -> list[Path]:
-    """Return what the user has put there, sorted."""
     return sorted(
         entry
         for entry in folder.iterdir()

@@ -118,7 +118,6 @@ def describe_unread(path: Path) -> str:
 
 
 def _identify(file: BinaryIO) -> str | None:
-    """Return the format of an image that is read, by the file's first bytes."""
     file.seek(0)
     head = file.read(8)
     for kind, starts in _STARTS.items():
@@ -333,7 +332,6 @@ def _check_numbers(tags: TiffImagePlugin.ImageFileDirectory_v2, floats: bool, bi
 
 
 def _read_tiff_tags(file: BinaryIO) -> TiffImagePlugin.ImageFileDirectory_v2:
-    """Return the tags of the first page."""
     file.seek(0)
     head = file.read(8)
     is_big_tiff = 43 in head[2:4]  # its header has 16 bytes
@@ -361,7 +359,6 @@ def _has_several_planes(tags: TiffImagePlugin.ImageFileDirectory_v2) -> bool:
 
 
 def _read_imagej(tags: TiffImagePlugin.ImageFileDirectory_v2) -> dict[str, str]:
-    """Return what ImageJ states in the description, by key."""
     first, *lines = str(tags.get(_Tag.DESCRIPTION, "")).splitlines() or [""]
     return dict(line.split("=", 1) for line in lines if "=" in line) if first.startswith("ImageJ=") else {}
 
@@ -402,7 +399,6 @@ def _describe_tiff(
 
 
 def _open(file: BinaryIO, kind: str) -> Image.Image:
-    """Return the loaded image, as Pillow stores it."""
     file.seek(0)
     image = Image.open(file, formats=[kind])
     lenient = ImageFile.LOAD_TRUNCATED_IMAGES  # a site's own code may have set it

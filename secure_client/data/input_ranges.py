@@ -126,7 +126,6 @@ class InputRanges:
         return self._describe_values() + "".join(f"; WARNING: {warning}" for warning in self.warnings)
 
     def _describe_values(self) -> str:
-        """Return the values in words, beside the agreed scale."""
         names = [f"channel {number}" for number in range(len(self._low))] if self._images else ["features"]
         parts = [
             f"{name}: {channel['least']:.4g} to {channel['largest']:.4g}, mean {channel['mean']:.4g}"

@@ -149,7 +149,6 @@ def read_published(
 
 
 def _import_datasets() -> Any:
-    """Return torchvision's module of data sets."""
     import torchvision.datasets  # noqa: PLC0415 (slow to import, and most sites have their own data)
 
     return torchvision.datasets

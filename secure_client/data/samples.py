@@ -275,7 +275,6 @@ def convert_inputs(inputs: NDArray[Any], where: str) -> Inputs:
 
 
 def _suggest_type(inputs: NDArray[Any]) -> str:
-    """Return the remedy for inputs of a type that is not read."""
     if inputs.dtype == np.bool_:
         return "give 255 * x as uint8"
     if inputs.dtype.kind not in "iu":

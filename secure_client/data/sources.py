@@ -375,7 +375,6 @@ def _match_classes(
 
 
 def _fit_source(source: StoredData, agreed: InputSection | None, *, convert_channels: bool) -> StoredData:
-    """Return the source with images of the agreed size and channels."""
     # Fitted source by source: joined first, images of different sizes would not make one array.
     if not isinstance(agreed, PreprocessingSection):
         return source

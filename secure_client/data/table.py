@@ -366,7 +366,6 @@ def _check_not_training_rows(train: Table, test: Table) -> None:
 
 
 def _row_contents(table: Table) -> Iterator[tuple[bytes, str]]:
-    """Yield the values and the label of each row."""
     return zip((row.tobytes() for row in table.values), table.labels or (), strict=True)
 
 

@@ -211,7 +211,6 @@ def _rename_columns(first: Sequence[str], written: TableFormat) -> list[str]:
 def _find_columns(
     header: Sequence[str], written: TableFormat, needed: Sequence[str], where: str
 ) -> dict[str, int]:
-    """Return the position of each needed column; check that it is there once."""
     absent = [name for name in written.names if normalise_text(name) not in header]
     if absent:
         raise DataError(

@@ -110,7 +110,6 @@ def _parse(path: Path, content: bytes) -> object:
 
 
 def _is_named_tensor(name: object, value: object) -> bool:
-    """Return True for a name and a dense tensor in memory."""
     if not (isinstance(name, str) and isinstance(value, Tensor)):
         return False
     return value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized
@@ -169,6 +168,5 @@ def _check_values(
 
 
 def _list_some(items: list[str]) -> str:
-    """Join the first few names and the number of the others."""
     more = f" and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
     return ", ".join(items[:_MOST_NAMED]) + more

@@ -252,7 +252,6 @@ def _check_initial(model: PrototypeModel, spec: str) -> None:
 
 
 def _adopt(built: object, spec: str) -> PrototypeModel:
-    """Return a site's module or pair of modules as a :class:`PrototypeModel`."""
     match built:
         case nn.Module() if all(callable(getattr(built, half, None)) for half in ("features", "classifier")):
             return cast("PrototypeModel", built)  # the module keeps the contract without deriving from it

@@ -419,7 +419,6 @@ class Learner:
         return nn.ModuleDict({"averaged": self._model, "personal": self._personal})
 
     def _check_features(self) -> None:
-        """Raise :class:`ModelError` if the model makes finite features of no training record."""
         features = self._feature_pass(self._model)
         if not features.has_finite():
             raise ModelError(

@@ -120,7 +120,6 @@ def flush_denormals() -> Iterator[None]:
 
 @contextmanager
 def _train_only(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Disable gradients for parameters that stay fixed."""
     # Not only left out of the optimiser: backward passes then skip the extractor in a stage of the classifier alone.
     still = [
         parameter

@@ -269,7 +269,7 @@ def test_averaged_load_negative_variance_becomes_zero() -> None:
     vector[-buffers:] = -1.0
     averaged.load(vector)
     state = model.state_dict()
-    variances = [name for name in averaged._buffers if name.endswith("running_var")]
+    variances = [name for name in averaged.names if name.endswith("running_var")]
     assert variances
     for name in variances:
         assert not state[name].any()
