@@ -117,6 +117,7 @@ class AccuracyReport(Record):
 def group_by_epsilon(method: str, runs: Sequence[RunAt]) -> tuple[RunsAtEpsilon, ...]:
     """Return the levels of the runs, from the least ε to ∞."""
     places = sorted({(run.epsilon or math.inf, run.noise) for run in runs})
+    # Every level is compared with the exact runs of the same seeds, which have the same data and initial model.
     exact = [run for run in runs if run.epsilon is None]
     return tuple(
         _summarise(method, [run for run in runs if (run.epsilon or math.inf, run.noise) == place], exact)

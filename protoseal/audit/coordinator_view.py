@@ -176,6 +176,7 @@ def _describe_numbers(uploads: Sequence[Upload]) -> ViewLine:
 
 def _describe_inner_products(uploads: Sequence[Upload]) -> ViewLine:
     """Describe the inner products in uploads: rotations keep them; a masked sum only has those of the sum."""
+    # Masked words and ciphertexts show no inner products; plain and rotated arrays do.
     rounds = [upload.round for upload in uploads if upload.payload.arrays]
     qualifier = ", of the initial model alone" if set(rounds) == {0} else ""
     if any(upload.payload.scheme == PAIRWISE for upload in uploads) and any(rounds):

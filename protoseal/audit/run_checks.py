@@ -99,6 +99,7 @@ class RunAudit:
     @property
     def verdict(self) -> AuditVerdict:
         """Verdict: refuted by any weakness; too weak to tell if the record does not cover an essential one."""
+        # One fault is enough, since each check's false alarms are bounded by the level of all.
         if self.checks_with(CheckOutcome.FOUND):
             return AuditVerdict.REFUTED
         sites = [checks for site, checks in self.checks.items() if site != ALL_SITES]

@@ -103,6 +103,7 @@ def load_evidence(
     Raises :class:`FileError` for a damaged release, :class:`privacy.errors.LedgerError` for a damaged ledger.
     """
     draws, answers = read_kept(releases)
+    # The unit of the agreement decides whose records are bounded together: none, a subject's, or the site's.
     owners = with_owners(data, agreement).subjects
     cache: dict[bytes, Records] = {}
 

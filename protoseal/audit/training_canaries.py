@@ -78,6 +78,7 @@ class AuditedTraining:
 
     def scores(self, coins: Bool) -> Float:
         """Train with the canaries that are in by ``coins`` (m,)."""
+        # Disjoint trainings compose in parallel: a canary is in one of them.
         parts = np.array_split(coins, math.ceil(coins.size / CANARIES_PER_TRAINING))
         return np.concatenate([self._train_and_score(part) for part in parts])
 
@@ -92,6 +93,7 @@ class AuditedTraining:
         return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + sampled))
 
     def _train_and_score(self, coins: Bool) -> Float:
+        # Orthogonal directions: no canary's gradient shows in the score of another.
         directions = hadamard(coins.size)
         classifier = nn.Linear(directions.shape[1], 1, bias=False)
         nn.init.zeros_(classifier.weight)

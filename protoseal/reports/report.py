@@ -107,6 +107,7 @@ def _prototype_figure(
     if not any(answered):
         return None
     index = answered.index(max(answered)) if class_name is None else result.classes.index(class_name)
+    # A named class may be one that no site was answered for.
     if answered[index] == 0:
         raise FileError(f"no site has a personalised prototype of class {class_name!r}; choose another class")
     return {"name": result.classes[index], "image": data_uri(prototype_scatter(project(prototypes, index)))}

@@ -66,6 +66,7 @@ def headline(facts: StatementFacts) -> str:
     condition = describe_conditions(
         facts.colluding, "recorded noise was", "had not seen these records before"
     )
+    # Privacy loss distributions compose only what was fixed in advance; a filter also what followed from results.
     if limit.accountant is Accounting.PLANNED:
         condition += ", and if all agreements were fixed before anything was released"
     condition += ", and if the site confirms the other points below"
@@ -225,6 +226,7 @@ def _describe_plan(facts: StatementFacts) -> Iterator[str]:
         ]
         for what in _PAID
     }
+    # By distinct rounds: a repeated attempt pays again for a round that the plan counts once.
     paid = {what: len(set(rounds[what])) for what in _PAID}
     planned = {
         PROTOTYPES: agreement.releases,
@@ -257,6 +259,7 @@ def _mechanism_section(facts: StatementFacts) -> StatementSection:
 def _describe_factor(facts: StatementFacts, limit: Limit) -> Iterator[str]:
     if facts.recognised is None:
         return
+    # Under a Rényi filter the limit is guaranteed, and what happens to be spent is not.
     epsilon, delta = facts.recognised.filtered or (facts.epsilon, limit.delta)
     yield (
         f"(ε, δ): {facts.members.one}, added or removed, changes the probability of anything that the attacker sees by"
@@ -376,6 +379,7 @@ def _name_left_out(facts: StatementFacts) -> Iterator[str]:
             else f" Of 100 people with ten records each, up to {out_of_hundred(ten)} are picked out"
             " when 1 in 100 others is, wrongly."
         )
+        # The shares hold for one record; ten records of a person are a group, whose cost is larger.
         useless = ten is not None and ten > USELESS
         less = (
             "For a person with ten records this statement gives no useful protection."

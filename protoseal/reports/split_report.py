@@ -149,6 +149,7 @@ def _name_axes(axes: Axes, sites: Sequence[str], classes: Sequence[str]) -> None
     axes.set_ylabel("class")
     axes.set_xlim(-0.7, len(sites) - 0.3)
     axes.set_ylim(len(classes) - 0.3, -0.7)
+    # Rounded up, so that labels never overlap.
     step = -(-len(sites) // (4 * NAMED_SITES))
     angle = 90 if len(sites) > NAMED_SITES // 2 else 0
     axes.set_xticks(range(0, len(sites), step), sites[::step], rotation=angle)

@@ -242,6 +242,7 @@ class SimulationConfig(RunSettings):
         table["training"]["model"] = self.model_at(0)
         if averaged is not None:
             table["averaging"] |= {"parameters": averaged[0], "buffers": averaged[1]}
+        # With one group and no alignment FedPC is plain averaging of extractors.
         if method is Method.AVERAGE:
             table["fedpc"] |= {"groups": 1, "alignment": 0.0}
         table |= {

@@ -100,6 +100,7 @@ class LocalControl:
     def run(self) -> None:
         """Run the remaining rounds, or until training stops early."""
         self._log_completed_rounds()
+        # The process may have been killed after the last report of a round and before the round's end.
         self._pool.end_round(self._pool.completed)
         while not self._pool.is_over:
             number = self._pool.completed + 1
@@ -124,6 +125,7 @@ class LocalControl:
         tested = learner.predictor.evaluate() if self._pool.tests_in(number) else None
         shortened = learner.values.require_last().shortened_share if self._control is Method.SELF else None
         how = self._agreement.inference
+        # One attempt of one site, and no class withheld, since nothing is averaged.
         figures = site_round(number, 1, 1, (), tested, seconds, inference=how, shortened=shortened)
         self._pool.record_round(name, figures)
 

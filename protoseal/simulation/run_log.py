@@ -36,6 +36,7 @@ class RunLog(DatabaseOwner):
         """Open or create the file."""
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
+        # A killed process loses nothing; after a power cut a simulation can be run again.
         self._db.execute("PRAGMA synchronous=OFF")
         for statement in _SCHEMA.split(";\n"):
             self._db.execute(statement)
@@ -53,6 +54,7 @@ class RunLog(DatabaseOwner):
     def put_payload(self, site: str, key: PhaseKey, size: int, *, up: bool) -> None:
         """Store the bytes of a request (``up`` false) or an answer."""
         row = (site, int(up), key.round, key.attempt, int(key.phase), size)
+        # A phase that is repeated after a kill replaces its entry, so that its bytes count once.
         self._db.execute("INSERT OR REPLACE INTO payloads VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def site_rounds(self, site: str) -> tuple[SiteRound, ...]:

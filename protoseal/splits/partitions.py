@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protoseal.splits.site_samples import Pool, SharedSamples, SiteArrays, Units, group_units
+from protoseal.splits.site_samples import SamplePool, SharedSamples, SiteArrays, Units, group_units
 from secure_client.data.samples import Indices, Samples, TrainTest
 from secure_client.errors import DataError
 
@@ -357,7 +357,7 @@ def _make_sites(data: TrainTest, trains: list[Indices], tests: list[Indices]) ->
     all sites. Raises :class:`DataError` for a site without training or without test samples.
     """
     width, sites = len(str(len(trains))), []
-    pool = None if data.test is None else Pool(data.test)
+    pool = None if data.test is None else SamplePool(data.test)
     for number, (train_indices, test_indices) in enumerate(zip(trains, tests, strict=True), 1):
         name = f"site-{number:0{width}d}"
         train = data.train.take(train_indices)
@@ -376,7 +376,7 @@ def _make_sites(data: TrainTest, trains: list[Indices], tests: list[Indices]) ->
     return tuple(sites)
 
 
-def _matching_tests(pool: Pool, train: Samples) -> SharedSamples:
+def _matching_tests(pool: SamplePool, train: Samples) -> SharedSamples:
     test = pool.samples
     matching = np.isin(test.labels, np.unique(train.labels)) & np.isin(test.domains, np.unique(train.domains))
     rows = np.flatnonzero(matching)

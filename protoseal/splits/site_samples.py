@@ -69,7 +69,7 @@ def group_units(samples: Samples) -> Units:
 
 
 @dataclass(frozen=True)
-class Pool:
+class SamplePool:
     """Samples of which each site has some rows, preprocessed once for all sites with the same agreed preprocessing."""
 
     samples: Samples
@@ -84,15 +84,15 @@ class Pool:
 
 
 class SharedSamples(Samples):
-    """Some rows of a :class:`Pool`; each access to ``inputs`` copies them.
+    """Some rows of a :class:`SamplePool`; each access to ``inputs`` copies them.
 
     ``domains`` may index other names than the pool's. The samples are for tests and have no subjects.
     """
 
-    pool: Pool
+    pool: SamplePool
     rows: Indices
 
-    def __init__(self, pool: Pool, rows: Indices, domains: Labels) -> None:
+    def __init__(self, pool: SamplePool, rows: Indices, domains: Labels) -> None:
         for name, value in (("pool", pool), ("rows", rows), ("domains", domains)):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "labels", pool.samples.labels[rows])

@@ -70,6 +70,7 @@ def parse_split(spec: str) -> Split:
     for name in form.required:
         if name not in values:
             raise DataError(f"split {spec!r} lacks {name}; write {form.example}")
+    # These three are steps before and after a division, and no arguments of its function.
     validation, pools, subject = (values.pop(name, None) for name in (VALIDATION, POOL, SUBJECT))
     keywords = {form.all_options[name].keyword: value for name, value in values.items()}
     divide = partial(form.divide, **keywords)
@@ -150,6 +151,7 @@ def _option(spec: str, form: _Form, item: str) -> tuple[str, float]:
         value = option.convert(text)
     except ValueError as error:
         raise DataError(f"split {spec!r}: {text!r} is not a number as in {form.example}") from error
+    # A NaN fails every comparison, so it is refused here too.
     if not option.above < value < option.below:
         lowest = f"above {option.above:g}" if option.above >= 0 else "0 or more"
         between = lowest if option.below == math.inf else f"{lowest} and below {option.below:g}"

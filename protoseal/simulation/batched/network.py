@@ -106,6 +106,7 @@ class StackedConvolution(StackedLayer):
         super().__init__(layer)
         self.pool = None
         self.relu = False
+        # Other paddings are computed before the convolution, which neither path here repeats.
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise CannotStack("a convolution with other padding than a number of zeros")
         self.settings = layer.stride, layer.padding, layer.dilation, layer.groups
@@ -285,6 +286,7 @@ def signature(module: nn.Module) -> object:
     kind = type(module)
     if not any(kind in kinds for kinds in (STACKED, UNCHANGED, _containers(), PUBLIC)):
         raise CannotStack(f"a layer of kind {kind.__name__}")
+    # A hook may do anything with a batch, across sites too.
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         raise CannotStack("a network with hooks")
     if kind not in STACKED and kind not in PUBLIC and (module._parameters or module._buffers):

@@ -115,6 +115,7 @@ def _threads(job: Job) -> int:
 
 def _side_by_side(groups: Sequence[list[Job]]) -> list[list[Losses] | None]:
     """Return each group's losses; None for a group that must train one by one, which uses torch's generator."""
+    # Small matrices gain nothing from several threads each, so that programs take one thread each, side by side.
     threads = min([len(groups), *(_threads(jobs[0]) for jobs in groups)], default=1)
     if threads < 2:
         return [_as_one(jobs) if len(jobs) > 1 else None for jobs in groups]

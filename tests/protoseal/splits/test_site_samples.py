@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from agreement import PreprocessingSection, TableColumn, TableSection
 from protoseal.simulation.site_datasets import divide, read_sites
 from protoseal.splits import SiteArrays, by_domain, dirichlet, iid, mixed, parse_split, shots, with_validation
-from protoseal.splits.site_samples import Pool, SharedSamples
+from protoseal.splits.site_samples import SamplePool, SharedSamples
 from secure_client.data.npz import write_npz
 from secure_client.data.preprocess import to_dataset
 from secure_client.data.samples import Samples, TrainTest, make_samples
@@ -82,7 +82,7 @@ def test_shared_samples_equal_copies() -> None:
 
 
 def test_rows_are_samples_like_others() -> None:
-    pool = Pool(images(12))
+    pool = SamplePool(images(12))
     rows = np.array([7, 2, 2])
     some = SharedSamples(pool, rows, np.array([1, 0, 0]))
     assert len(some) == 3
