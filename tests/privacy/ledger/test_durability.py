@@ -33,7 +33,9 @@ class FailingDisk:
     """``os`` in which the named calls fail as often as is said, and are counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, **times: int) -> None:
-        self._number, self.left, self.calls = number, times, list[str]()
+        self._number = number
+        self.left = times
+        self.calls = list[str]()
         wrapped = {name: self._wrapped(getattr(os, name)) for name in ("write", "fsync", "ftruncate")}
         monkeypatch.setattr(append_only_file, "os", SimpleNamespace(**{**vars(os), **wrapped}))
 

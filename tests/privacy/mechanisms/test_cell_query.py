@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from algorithms.finch import finch_rows
+from privacy.mechanisms import prototype_query
 from privacy.mechanisms.cell_query import Cells, ReleasedCells, release_cells
 from privacy.mechanisms.prototype_query import PrototypeQuery, Sums
 from tests.privacy.neighbours import CLASSES, Records, TooSensitiveError, records, settings
@@ -205,7 +206,7 @@ def test_release_cells_of_whole_classes_is_the_query_over_classes(monkeypatch: p
     whole = Cells.around(np.zeros((0, 4)), np.zeros(0, dtype=np.int64), CLASSES)
     sums = QUERY.sum_exact(ORDINARY.features, whole.assign(ORDINARY.features, ORDINARY.labels), CLASSES)
     noise = np.random.default_rng(1).normal(0.0, 2.0**20, CLASSES * 5).astype(np.int64)
-    monkeypatch.setattr("privacy.mechanisms.prototype_query.discrete_gaussian", lambda *_: noise)
+    monkeypatch.setattr(prototype_query, "discrete_gaussian", lambda *_: noise)
     cells_released, released_classes = release_cells(sums, whole), sums.release()
     assert cells_released.labels.tolist() == np.flatnonzero(released_classes.present).tolist()
     np.testing.assert_array_equal(cells_released.rows, released_classes.rows[released_classes.present])

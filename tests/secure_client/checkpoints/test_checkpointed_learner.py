@@ -66,7 +66,8 @@ class Site:
     """A learner that can be restarted: a new process would build the same learner and open the same journal."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self._path, self._settings = folder / "journal.sqlite", settings
+        self._path = folder / "journal.sqlite"
+        self._settings = settings
         self.open()
 
     def open(self) -> None:

@@ -45,7 +45,8 @@ class Site:
         self.agreement: Agreement = method_agreement(method, rounds=3, training=training, **changes)
         holds = np.ones((1, CLASSES), dtype=np.bool_)
         self.data: SiteData = data_for(self.agreement, holds)["site-1"]
-        self._folder, self.method = folder, method
+        self._folder = folder
+        self.method = method
         self._open()
 
     def _open(self) -> None:

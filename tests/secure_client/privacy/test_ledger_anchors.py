@@ -191,7 +191,9 @@ class Peer:
     """Memory of clinic-a in one run, which can be restarted."""
 
     def __init__(self, folder: Path, run: str, record: AnchorRecord | None) -> None:
-        self._folder, self._run, self._record = folder, run, record
+        self._folder = folder
+        self._run = run
+        self._record = record
         self.open()
 
     def open(self) -> None:

@@ -132,7 +132,9 @@ class _Tap(DirectTransport):
 
     def __init__(self, coordinator: Coordinator, site: LocalSite, sent: Sent) -> None:
         super().__init__(coordinator, sent.agreement.run, site.name)
-        self._name, self._sent, self._result = site.name, sent, b""
+        self._name = site.name
+        self._sent = sent
+        self._result = b""
 
     def join(self, request: JoinRequest) -> JoinReply:
         self._sent.joined(self._name, request)
