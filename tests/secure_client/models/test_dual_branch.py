@@ -271,15 +271,3 @@ def test_accuracy_by_clusters_is_that_of_the_nearest() -> None:
             right += near == int(label)
     assert (counts > 0).all()
     assert evaluation.accuracy_prototype == right / len(TEST)
-
-
-def test_dual_branch_restarted_site_trains_as_one_that_was_not() -> None:
-    steady, restarted = learner(FeddbpLoss()), learner(FeddbpLoss())
-    steady.train(1, None)
-    targets = own_targets(steady)
-    restarted.load(steady.state())
-    assert restarted.train(2, targets) == steady.train(2, targets)
-    first, second = (each.scores(each.embed()) for each in (restarted, steady))
-    assert first is not None
-    assert second is not None
-    np.testing.assert_array_equal(first, second)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from secure_client.errors import ModelError, PluginError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model, check_model
@@ -166,38 +166,6 @@ def test_load_function_file_here_replaces_no_installed_module(own_models: str, t
     (tmp_path / "colorsys.py").write_text("def rgb_to_hsv(num_classes, dim): raise SystemExit")
     with refuses("num_classes=", error=PluginError):
         build("colorsys:rgb_to_hsv")
-
-
-class Wrong(nn.Module):
-    """A model whose halves give what a test wants them to."""
-
-    def __init__(self, features: Tensor, logits: object) -> None:
-        super().__init__()
-        self._features, self._logits = features, logits
-
-    def features(self, _: Tensor) -> Tensor:
-        return self._features
-
-    def classifier(self, _: Tensor) -> object:
-        return self._logits
-
-
-@pytest.mark.parametrize(
-    ("features", "logits", "named"),
-    [
-        (torch.zeros(2, 4, 1, 1), torch.zeros(2, 5), "features(x)"),
-        (torch.zeros(2, 3), torch.zeros(2, 5), "features(x)"),
-        (torch.zeros(2, 4), torch.zeros(2, 6), "classifier(z)"),
-        (torch.zeros(2, 4), (torch.zeros(2, 5),), "classifier(z)"),
-        (torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 5), "features(x)"),
-    ],
-)
-def test_check_model_outputs_of_another_shape_are_refused(
-    features: Tensor, logits: object, named: str
-) -> None:
-    wrong: Any = Wrong(features, logits)
-    with refuses(named, error=ModelError):
-        check_model(wrong, torch.zeros(2, 1), classes=5, dim=4)
 
 
 def test_check_model_other_inputs_are_refused_and_the_mode_stays() -> None:

@@ -96,6 +96,7 @@ REFUSED: dict[str, tuple[Built, str]] = {
     "a half in half precision": (lambda: (halves()[0], halves()[1].half()), "classifier.weight"),
     "features in half precision": (lambda: changed(lambda m, x, f: f(x).half()), "float16"),
     "features in float64": (lambda: changed(lambda m, x, f: f(x).double()), ""),
+    "features in whole numbers": (lambda: changed(lambda m, x, f: f(x).long()), "int64"),
     "a tuple": (lambda: changed(lambda m, x, f: (f(x), f(x))), "features(x)"),
     "a table": (lambda: changed(lambda m, x, f: OrderedDict(pooled=f(x))), "pooled"),
     "an object": (lambda: changed(lambda m, x, f: object()), "object"),

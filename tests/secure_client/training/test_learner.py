@@ -17,6 +17,7 @@ from algorithms.prototypes import Targets
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model
+from secure_client.models.wrapped_models import add_branches
 from secure_client.training.batches import split_batches
 from secure_client.training.job import Schedule
 from secure_client.training.learner import Learner, choose_device
@@ -61,6 +62,10 @@ def norm_model() -> PrototypeModel:
     return SplitModel(backbone, nn.Linear(DIM, CLASSES))
 
 
+def branched_model() -> PrototypeModel:
+    return add_branches(small_model(), DIM, seed=4)
+
+
 def learner(model: PrototypeModel | None = None, data: SiteData = DATA, **changes: Any) -> Learner:
     schedule: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 8}
     schedule |= {"local_epochs": 2, "optimiser": Optimiser.SGD}
@@ -90,7 +95,7 @@ def test_learner_train_learns_to_read_digits() -> None:
 
 
 @pytest.mark.parametrize("optimiser", list(Optimiser))
-@pytest.mark.parametrize("make", [small_model, dropout_model, norm_model])
+@pytest.mark.parametrize("make", [small_model, dropout_model, norm_model, branched_model])
 def test_learner_restarted_trains_as_if_it_had_not_been(make: Any, optimiser: Optimiser) -> None:
     """Adam's moments do not outlive a round, or the site that kept running would step otherwise."""
     steady = learner(make(), optimiser=optimiser)
