@@ -87,7 +87,8 @@ def _check_sums(protection: str, halves: SumHalves, settings: Section, secret: b
     )
     error = site.error()
     _check_vector(f"{protection}: the stated error", error, facts.length)
-    for share in (0.0, 1.0, -1.0, None):  # zeros, both bounds, random values
+    # Zeros, both bounds and random values: an overflow shows at the bounds, where all terms have one sign.
+    for share in (0.0, 1.0, -1.0, None):
         values = [_within(bounds, share) for _ in cohort.sites]
         sent = [
             _travelled(site.protect(vector, name, cohort, b"one"), form)
@@ -105,6 +106,7 @@ def _check_sums(protection: str, halves: SumHalves, settings: Section, secret: b
     for vector, name in zip(values, cohort.sites, strict=True):
         _check_unlike(protection, name, partial(site.protect, vector, name, cohort))
     ends = np.cumsum([0, *(segment.length for segment in _SEGMENTS)])
+    # The first and last number of each segment, where a bound of the segment beside it could be taken for its own.
     for place in {*ends[:-1], *(ends[1:] - 1)}:
         for beyond in (2.0 * bounds[place], -2.0 * bounds[place], np.nan, np.inf, -np.inf):
             over = np.where(np.arange(facts.length) == place, beyond, 0.0)

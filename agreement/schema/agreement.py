@@ -189,6 +189,7 @@ class Agreement(RunSettings):
 
     @model_validator(mode="after")
     def _sums_fit_the_ring(self) -> Self:
+        # Found here, since a run that cannot encode its sums would fail after its sites had trained.
         if self.sums and self.plan.masked:
             try:
                 self.fixed_point(int(self.clusters))
@@ -232,6 +233,7 @@ class Agreement(RunSettings):
 
         Features are then frozen, and no class is divided by the clusters of an earlier round.
         """
+        # With shared noise no site releases anything by itself, so that each sum is a query of its own.
         noisy = self.privacy is not None and not self.privacy.distributed
         return noisy and self.extractor_is_frozen and not self.clusters
 

@@ -40,7 +40,8 @@ class AnchorRecord(DatabaseOwner):
 
     def __init__(self, database: sqlite3.Connection, path: Path) -> None:
         """Use :meth:`open`."""
-        self._db, self._path = database, path
+        self._db = database
+        self._path = path
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Self:

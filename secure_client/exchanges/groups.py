@@ -272,6 +272,7 @@ class GroupExchange(SiteExchange):
 
     def presence(self, key: PhaseKey) -> PresenceBase:
         """Return the hash of the base that the model was trained from, and fresh keys where the sum is masked."""
+        # Fresh in each attempt: shares that an earlier attempt released would open this attempt's vector.
         keys = self._masks.fresh_keys(key) if self._agreement.plan.masked else None
         return PresenceBase(self._learner.received.base_hash, keys)
 

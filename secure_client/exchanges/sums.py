@@ -90,6 +90,7 @@ class SumExchange(GroupExchange):
         """
         cohort = clustering_cohort(self._participants.verify_list(key, request), self._agreement)
         rows, _ = self._learner.train_round(0)
+        # K prototypes within the bound have norm √K · bound together, and a half refuses rows longer than 1.
         longest = self._agreement.norm_bound * np.sqrt(len(rows))
         row = np.asarray(rows.reshape(1, -1) / longest)
         return ProtectedPayload(row_protection(self._agreement, self._setup, key), row, self._site, cohort)

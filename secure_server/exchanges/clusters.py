@@ -135,6 +135,7 @@ class MaskedClusterHalf(SecureAggregation):
         yield from super().quorums_of(attempt, group)
         if Phase.DIRECTIONS not in attempt.survivors:
             return
+        # A cluster's sum over too few sites would show their prototypes: sites would refuse to open it.
         for holders in sorted(set(self._directions.assignment(attempt).clusters.holders)):
             for phase in (Phase.SHARES, Phase.VALUES):
                 yield Quorum(phase, frozenset(holders), self._agreement.min_holders)
@@ -160,6 +161,7 @@ class MaskedClusterHalf(SecureAggregation):
 
     def broadcast(self, attempt: Attempt, group: tuple[str, ...]) -> bytes:
         """Return the broadcast's hash, the assignment included."""
+        # Masks of sites that were told different assignments then do not cancel.
         return hash_broadcast(super().broadcast(attempt, group), self._directions.assignment(attempt).content)
 
     def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:

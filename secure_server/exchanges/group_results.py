@@ -83,33 +83,29 @@ def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[
         agreement.min_holders,
     )
     if agreement.distributed_noise:
-        means = _with_noise(agreement, sums, means)
-    groups = mix_groups(
-        means,
-        literal=agreement.fedpc.literal,
-        tau=agreement.agreement_threshold,
-    )
-    return [_payload_of(groups, index, scheme) for index in range(len(sums))]
-
-
-def _with_noise(agreement: Agreement, sums: Sequence[GroupSum], means: Groups) -> Groups:
-    """Return the groups' extractors, and prototypes decoded from noisy sums: means over records, not over sites."""
-    noisy = [
-        noisy_rows(agreement, group_sum.total, len(group_sum.members), len(group_sum.cohort.sites))
-        for group_sum in sums
+        # Noisy sums are over records, not over sites: their prototypes replace the means over holders.
+        noisy = [
+            noisy_rows(agreement, group_sum.total, len(group_sum.members), len(group_sum.cohort.sites))
+            for group_sum in sums
+        ]
+        rows, has = np.stack([rows for rows, _ in noisy]), np.stack([has for _, has in noisy])
+        means = Groups(rows, has, means.theta)
+    mixed = mix_groups(means, literal=agreement.fedpc.literal, tau=agreement.agreement_threshold)
+    return [
+        _payload(rows, theta, has, scheme)
+        for rows, theta, has in zip(mixed.rows, mixed.theta, mixed.has, strict=True)
     ]
-    return Groups(np.stack([rows for rows, _ in noisy]), np.stack([has for _, has in noisy]), means.theta)
 
 
 def _averaged(agreement: Agreement, group_sum: GroupSum, scheme: str) -> Payload:
     """Average prototypes over their holders, or their records; models over samples, or over members."""
-    means = means_of(agreement, group_sum.total, group_sum.holders, len(group_sum.members))
-    if agreement.distributed_noise:
-        rows, has = noisy_rows(
-            agreement, group_sum.total, len(group_sum.members), len(group_sum.cohort.sites)
-        )
-        return _payload(rows, means.model, has, scheme)
-    return _payload(means.rows, means.model, means.has, scheme)
+    members = len(group_sum.members)
+    means = means_of(agreement, group_sum.total, group_sum.holders, members)
+    if not agreement.distributed_noise:
+        return _payload(means.rows, means.model, means.has, scheme)
+    # The grid of the numbers follows the list, the least count of a class the survivors.
+    rows, has = noisy_rows(agreement, group_sum.total, members, len(group_sum.cohort.sites))
+    return _payload(rows, means.model, has, scheme)
 
 
 def for_members(groups: SiteGroups, results: Sequence[Payload], sums: Sequence[Payload] = ()) -> Outcome:
@@ -120,10 +116,6 @@ def for_members(groups: SiteGroups, results: Sequence[Payload], sums: Sequence[P
 def _by_site(groups: SiteGroups, payloads: Sequence[Payload]) -> dict[str, Payload]:
     pairs = zip(groups, payloads, strict=True)
     return {site: payload for group, payload in pairs for site in group}
-
-
-def _payload_of(groups: Groups, index: int, scheme: str) -> Payload:
-    return _payload(groups.rows[index], groups.theta[index], groups.has[index], scheme)
 
 
 def _payload(rows: Vector, model: Vector, has: Bool, scheme: str) -> Payload:

@@ -54,7 +54,8 @@ class LazyVectors(Mapping[str, Words]):
     """Masked vectors by site; each access reads and decodes a vector, and no vector is cached."""
 
     def __init__(self, sites: Sequence[str], read: Callable[[str], Words]) -> None:
-        self._sites, self._read = sites, read
+        self._sites = sites
+        self._read = read
 
     def __getitem__(self, site: str) -> Words:
         if site not in self._sites:
@@ -128,6 +129,8 @@ class SecureAggregation(Exchange):
     def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
         """Return the messages that the step relays to the site, from its own group alone."""
         group = attempt.group_of(site)
+        # Bonawitz et al. 2017, figure 4: PRESENCE advertises keys (round 0), SHARES is round 1, VALUES collects masked
+        # inputs (round 2), SURVIVORS is the consistency check (round 3) and UNMASK round 4.
         match phase:
             case Phase.VALUES:
                 return codec.encode_received_shares(self._received(attempt, group, site))
@@ -224,6 +227,7 @@ class SecureAggregation(Exchange):
     def _check_shares(self, attempt: Attempt, site: str, content: bytes) -> None:
         shares, group = codec.decode_shares_made(content, self._limits).shares, attempt.group_of(site)
         holders, recipients = self._graph(attempt, group).holders, {share.recipient for share in shares}
+        # One holder more than agreed, and fewer colluders than agreed could open this site's secrets.
         if not recipients <= set(group) - {site} or not len(shares) == len(recipients) == holders:
             raise BadPayload(f"{site} must seal one share to each of {holders} other members of its group")
         binding = self._binding(attempt, group)
@@ -253,6 +257,7 @@ class SecureAggregation(Exchange):
         group, released = attempt.group_of(site), self._released(content)
         sharers = attempt.among(group, Phase.SHARES)
         check_released(released, self._binding(attempt, group), sharers, attempt.among(group, Phase.VALUES))
+        # In a sparse graph a site holds shares of those that drew it, and could otherwise answer for anyone.
         held = {site, *(share.sender for share in self._shares_for(attempt, site))}
         if not {share.owner for share in released} <= held:
             raise BadPayload(f"{site} releases a share that was not made for {site}")
@@ -282,6 +287,7 @@ class SecureAggregation(Exchange):
     def _sum(self, attempt: Attempt, group: tuple[str, ...], released: Released) -> GroupSum:
         survivors = attempt.among(group, Phase.VALUES)
         words = unmask(
+            # Vectors have megabytes: together they would fill the memory.
             LazyVectors(
                 survivors, lambda site: self._read_words(attempt, site, attempt.answer(Phase.VALUES, site))
             ),
