@@ -176,10 +176,6 @@ class MaskedClusterHalf(SecureAggregation):
         results = [self._result(attempt, group_sum) for group_sum in sums]
         return [with_last_clusters(self._agreement, attempt, result, self._limits) for result in results]
 
-    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:  # noqa: ARG002 (the interface's argument)
-        """Return the result, of whose clusters rounds whose sums have no prototypes make theirs."""
-        return results
-
     def _result(self, attempt: Attempt, group_sum: GroupSum) -> Payload:
         clusters, model = self._parts(attempt, group_sum)
         labels = self._directions.assignment(attempt).clusters.labels

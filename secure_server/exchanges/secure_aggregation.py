@@ -46,7 +46,7 @@ from secure_server.exchanges.exchange import (
     Outcome,
 )
 from secure_server.exchanges.fault_attribution import Released, suspicions
-from secure_server.exchanges.group_results import GroupSum, for_members
+from secure_server.exchanges.group_results import GroupSum, check_means, for_members
 from secure_server.rounds.state import Quorum
 
 
@@ -87,16 +87,19 @@ class SecureAggregation(Exchange):
     # What is summed
 
     @abstractmethod
-    def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:
-        """Raise :class:`MalformedError` for a sum that members who keep to their bounds cannot have."""
-
-    @abstractmethod
     def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
         """Return each group's result."""
 
-    @abstractmethod
-    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:
-        """Return what rounds whose sums have no prototypes repeat of these sums, for each group."""
+    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:  # noqa: ARG002 (elsewhere it depends on the sums)
+        """Return what rounds whose sums have no prototypes repeat of each group: its whole result."""
+        return results
+
+    def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:  # noqa: ARG002 (over clusters it depends on the attempt)
+        """Raise :class:`MalformedError` for a sum that members who keep to their bounds cannot have.
+
+        Sites would refuse a result made of such a sum.
+        """
+        check_means(self._agreement, group_sum)
 
     def fixed_point(self, attempt: Attempt) -> FixedPoint:  # noqa: ARG002 (over clusters it depends on the attempt)
         """Return the fixed-point encoding of vectors as words."""

@@ -45,7 +45,6 @@ from secure_server.exchanges.exchange import (
 from secure_server.exchanges.group_results import (
     GroupSum,
     Vector,
-    check_means,
     for_members,
     group_payloads,
     summed_rows,
@@ -112,26 +111,18 @@ def check_model(model: Vector, agreed: AveragingSection) -> None:
 class MaskedSumHalf(SecureAggregation):
     """Vectors under pairwise masks, whose sums the coordinator opens and divides into means."""
 
-    def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:  # noqa: ARG002 (the interface's argument)
-        """Check lengths and weights, as sites would; see :func:`check_means`."""
-        check_means(self._agreement, group_sum)
-
     def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
         """Return each group's means, or their mixture with other groups' means."""
         repeated = [with_last_rows(self._agreement, attempt, group_sum, self._limits) for group_sum in sums]
         return group_payloads(self._agreement, repeated, PAIRWISE)
 
     def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:  # noqa: ARG002 (the interface's argument)
-        """Return the sums of rows, with their holders."""
+        """Return the sums of rows, with their holders, and without the models, which each round sums anew."""
         return [summed_rows(self._agreement, group_sum) for group_sum in sums]
 
 
 class PeerSumHalf(SecureAggregation):
     """Rows of PFPL under pairwise masks: each member gets the sum itself, from which it subtracts its own row."""
-
-    def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:  # noqa: ARG002 (the interface's argument)
-        """Check lengths, as sites would; see :func:`check_means`."""
-        check_means(self._agreement, group_sum)
 
     def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
         """Return each group's sum, the numbers of holders in it, and its members with their signatures.
@@ -144,10 +135,6 @@ class PeerSumHalf(SecureAggregation):
             or self._signed_sum(attempt, group_sum)
             for group_sum in sums
         ]
-
-    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:  # noqa: ARG002 (the interface's argument)
-        """Return the results, since their members' signatures must come with the sums again."""
-        return results
 
     def _signed_sum(self, attempt: Attempt, group_sum: GroupSum) -> Payload:
         arrays = (group_sum.total, group_sum.holders.astype(np.float64))

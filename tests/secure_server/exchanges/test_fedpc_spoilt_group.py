@@ -17,7 +17,7 @@ from crypto.errors import MalformedError
 from crypto.protection import Cohort
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, ReleasedShares, Stopped
-from secure_server.exchanges import sums
+from secure_server.exchanges import secure_aggregation
 from secure_server.exchanges.group_results import GroupSum, check_means
 from secure_server.rounds.state import Stage
 from tests.secure_server.conftest import Identities
@@ -189,7 +189,7 @@ class TestLongRows:
         assert [each.without for each in play.rounds] == [NEAR] * 2
 
     def test_would_be_published_without_the_check(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sums, "check_means", lambda *_: None)
+        monkeypatch.setattr(secure_aggregation, "check_means", lambda *_: None)
         play.go_to(Stage.FINISHED)
         assert play.sites["a"].results
         with pytest.raises(AssertionError, match="tolerance"):
