@@ -8,25 +8,43 @@ in place, since per-sample gradients need every activation unchanged. Networks w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from torch import nn
 
-from secure_client.models.image_shape import Shape
+from agreement import Norm
+from secure_client.errors import ModelError
 from secure_client.models.scattering import FACTOR, PATHS, Scattering
 
+SMALL_SIDE = 64
+"""Up to this side, in pixels, torchvision's networks shrink an image by 8 before they pool it, beyond it by 32."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Shape of a network: ``dim`` (d) features of square images, and the normalisation, if any."""
+
+    dim: int
+    channels: int
+    image_size: int
+    norm: Norm = Norm.BATCH
+
+    @property
+    def is_small(self) -> bool:
+        """True if a network for photographs must reduce resolution late, to keep pixels of a small image."""
+        return self.image_size <= SMALL_SIDE
+
+    def check_side(self, name: str, least: int, advice: str = "") -> None:
+        """Raise :class:`ModelError` for images of fewer than ``least`` pixels a side."""
+        side = self.image_size
+        if side < least:
+            raise ModelError(
+                f"{name} needs images of at least {least}×{least} pixels, not {side}×{side}{advice}"
+            )
+
+
 SMALL_CNN, FEDPC_CNN, TANH_CNN, SCATTERNET = "small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet"
-PHOTO_NETWORKS = (
-    "resnet10",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "googlenet",
-    "mobilenet-v2",
-)
 MLP = "mlp"
 MLP_HIDDEN = 64
 """Width of the first layer of :func:`mlp`."""
@@ -124,20 +142,7 @@ def mlp(inputs: int, dim: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, MLP_HIDDEN), nn.ReLU(), nn.Linear(MLP_HIDDEN, dim), nn.ReLU())
 
 
-def _photo_network(name: str, shape: Shape) -> nn.Module:
-    """Build a network of :mod:`secure_client.models.photo_networks`, the only ones that import torchvision."""
-    from secure_client.models.photo_networks import BUILDERS  # noqa: PLC0415 (torchvision takes seconds to import)
-
-    return BUILDERS[name](shape)
-
-
-BACKBONES: Mapping[str, Callable[[Shape], nn.Module]] = MappingProxyType(
-    {
-        SMALL_CNN: small_cnn,
-        FEDPC_CNN: fedpc_cnn,
-        TANH_CNN: tanh_cnn,
-        SCATTERNET: scatternet,
-        **{name: partial(_photo_network, name) for name in PHOTO_NETWORKS},
-    }
+NETWORKS: Mapping[str, Callable[[Shape], nn.Module]] = MappingProxyType(
+    {SMALL_CNN: small_cnn, FEDPC_CNN: fedpc_cnn, TANH_CNN: tanh_cnn, SCATTERNET: scatternet}
 )
-"""Every built-in network of images by name."""
+"""This module's networks of images by name."""

@@ -19,7 +19,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.ops.misc import Conv2dNormActivation
 
 from agreement import Norm
-from secure_client.models.image_shape import Shape
+from secure_client.models.backbones import Shape
 
 MOST_GROUPS, FEWEST_CHANNELS = 32, 4
 """Bounds of group normalisation: groups in a layer, and channels in a group."""

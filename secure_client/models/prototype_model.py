@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -18,11 +20,24 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from agreement import Norm
+from agreement.sections.training import IMAGE_MODELS
 from algorithms.losses import Outputs
 from secure_client.errors import ModelError
-from secure_client.models.backbones import BACKBONES, MLP, mlp
-from secure_client.models.image_shape import Shape
+from secure_client.models.backbones import MLP, NETWORKS, Shape, mlp
 from secure_client.user_code import call_function, describe_failure, describe_value, load_function
+
+
+def _photo_network(name: str, shape: Shape) -> nn.Module:
+    """Build a network of :mod:`secure_client.models.photo_networks`, the only ones that import torchvision."""
+    from secure_client.models.photo_networks import BUILDERS  # noqa: PLC0415 (torchvision takes seconds to import)
+
+    return BUILDERS[name](shape)
+
+
+BACKBONES: Mapping[str, Callable[[Shape], nn.Module]] = MappingProxyType(
+    {name: NETWORKS.get(name, partial(_photo_network, name)) for name in IMAGE_MODELS}
+)
+"""Every built-in network of images by name."""
 
 
 class PrototypeModel(nn.Module):
@@ -104,7 +119,7 @@ def build_model(
 ) -> PrototypeModel:
     """Return the model that ``spec`` names, on the CPU, with weights that follow from ``seed`` alone.
 
-    ``spec`` is one of :data:`secure_client.models.backbones.BACKBONES`, or ``mlp`` for rows of ``inputs`` numbers,
+    ``spec`` is one of :data:`BACKBONES`, or ``mlp`` for rows of ``inputs`` numbers,
     which get a linear classifier; or ``module:function``, called with ``num_classes=`` and ``dim=``, which returns a
     module with ``features`` and ``classifier``, or a pair (backbone, classifier) of modules. ``norm`` is the
     normalisation of a built-in network that has any. The same seed gives every site the same initial model, as

@@ -14,8 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from secure_client.models.backbones import small_cnn
-from secure_client.models.image_shape import Shape
+from secure_client.models.backbones import Shape, small_cnn
 from secure_client.models.prototype_model import PrototypeModel
 
 HOLD, HELD = Path("hold"), Path("held")

@@ -12,11 +12,11 @@ import torchvision
 from torch import Tensor, nn
 
 from agreement import Norm
-from agreement.sections.training import IMAGE_MODELS
 from secure_client.errors import ModelError
-from secure_client.models.backbones import BACKBONES
-from secure_client.models.photo_networks import make_group_norm
+from secure_client.models.backbones import NETWORKS
+from secure_client.models.photo_networks import BUILDERS, make_group_norm
 from secure_client.models.prototype_model import (
+    BACKBONES,
     SplitModel,
     build_model,
     check_model,
@@ -61,8 +61,8 @@ def theirs(name: str) -> nn.Module:
     return network
 
 
-def test_backbones_are_those_of_the_configuration() -> None:
-    assert set(BACKBONES) == set(IMAGE_MODELS)
+def test_backbones_are_all_networks_that_are_built() -> None:
+    assert set(BACKBONES) == {*NETWORKS, *BUILDERS}
 
 
 @pytest.mark.parametrize("name", BACKBONES)

@@ -25,8 +25,7 @@ from algorithms.method_losses import (
 from algorithms.prototypes import Guide, Targets
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.errors import TrainingError
-from secure_client.models.backbones import BACKBONES
-from secure_client.models.prototype_model import SplitModel
+from secure_client.models.prototype_model import BACKBONES, SplitModel
 from secure_client.models.wrapped_models import add_branches
 from secure_client.training.batches import TensorSource
 from secure_client.training.job import Job, Schedule

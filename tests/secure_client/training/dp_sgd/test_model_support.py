@@ -12,7 +12,7 @@ from agreement import Agreement, DpSgdSection, Extractor, PrivacySection
 from agreement.registry.recipe import Recipe, Stage, Trains
 from secure_client.checkpoints.learner_factory import build_learner
 from secure_client.errors import ModelError
-from secure_client.models.backbones import BACKBONES
+from secure_client.models.prototype_model import BACKBONES
 from secure_client.training.dp_sgd.model_support import (
     check_suitable,
     compute_gradient_gap,
