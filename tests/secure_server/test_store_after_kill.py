@@ -16,7 +16,7 @@ from secure_server.errors import StoreInUse
 from secure_server.store import Store
 from tests.secure_server.store_writer import AGREEMENT, RUN, content_of, key_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def writer(path: Path, *options: str) -> subprocess.Popen[str]:
