@@ -33,7 +33,7 @@ JOURNAL_LOOKUP, JOURNAL_ONCE = (
     "secure_client.protocol.journal._RECORD_ONCE",
 )
 PRESENCE_FIELDS = "protoseal_wire.class_presence._fields"
-COHORT_INDEX = "crypto.protection.Cohort.index"
+HELD_BY = "crypto.protection.Cohort.held_by"
 SEALED_INFO = "crypto.sealed_group_secret._info"
 
 THRESHOLD, BINDING_FIELDS = (
@@ -52,7 +52,7 @@ _DOUBLES: dict[str, Any] = {
     JOURNAL_LOOKUP: lambda _journal, _key, _request: None,
     JOURNAL_ONCE: "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)",
     PRESENCE_FIELDS: lambda site, _key, _roster_hash, holds, *_: (site.encode(), holds.tobytes()),
-    COHORT_INDEX: lambda cohort, site: cohort.sites.index(site) if site in cohort.sites else 0,
+    HELD_BY: lambda cohort, site: cohort.holds[cohort.sites.index(site) if site in cohort.sites else 0],
     SEALED_INFO: lambda _context: b"nothing is bound",
     KINDS: "[seed, key]",
     THRESHOLD: lambda members: members // 2,

@@ -17,7 +17,7 @@ from protoseal_wire.class_presence import verify_presence
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement, RoundStart
 from tests.adversary.attack import (
     ATTEMPT_OPEN,
-    COHORT_INDEX,
+    HELD_BY,
     JOURNAL_LOOKUP,
     JOURNAL_ONCE,
     ORDER,
@@ -269,7 +269,7 @@ ROUND_ATTACKS: dict[str, Attack] = {
     ),
     "replays presence of another attempt": Attack((PRESENCE_FIELDS,), A, Phase.VALUES, replayed_attempt),
     "replays presence of another round": Attack((PRESENCE_FIELDS,), A, Phase.VALUES, replayed_round),
-    "leaves the site out": Attack((_OWN_PRESENCE, COHORT_INDEX), A, Phase.VALUES, left_out),
+    "leaves the site out": Attack((_OWN_PRESENCE, HELD_BY), A, Phase.VALUES, left_out),
     "lists a participant twice": Attack(
         (_NAMES, "crypto.protection.Cohort.__post_init__"), A, Phase.VALUES, repeated_participant
     ),
