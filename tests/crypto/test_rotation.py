@@ -193,7 +193,7 @@ def test_rotate_zeros_without_sign() -> None:
 
 @pytest.mark.parametrize("vectors", [np.zeros(3), np.zeros((1, 2, 3)), np.zeros((1, 3), dtype=np.float32)])
 def test_rotate_other_shape_or_dtype_refused(vectors: Float) -> None:
-    with pytest.raises(MalformedError, match="float64 of shape"):
+    with pytest.raises(MalformedError):
         rotate(KEY, vectors)
 
 
@@ -305,7 +305,7 @@ def test_rotation_site_repr_redacted() -> None:
 
 
 def test_rotation_site_empty_context_refused() -> None:
-    with pytest.raises(ValueError, match="name the run"):
+    with pytest.raises(ValueError, match="context"):
         RotationSite(SEED, b"")
 
 

