@@ -37,9 +37,10 @@ _ONE_SITE = 1e-6
 """Largest error with more equations of one site: they are nearly alike, so that false solutions come within 1e-3."""
 _SAME, _TOO_LONG = 1e-3, 1e-3
 """Relative difference of equal solutions from two starts, and relative excess over the norm bound that is rounding."""
-_BELOW_ZERO = 0.05
-"""Size of a negative number, relative to the largest, that is noise: solving multiplies CKKS's to 1 % where prototypes
-average few samples. False solutions are 40 % and more below zero."""
+_BELOW_ZERO, _BELOW_ZERO_UNDER_CKKS = 1e-3, 0.05
+"""Size of a negative number, relative to the largest, that is rounding, or CKKS noise: solving multiplies that noise
+to 1 % where prototypes average few samples. Most false solutions are 40 % and more below zero.
+"""
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ def select_plausible(agreement: Agreement, own: Rows, candidates: Sequence[Rows]
     within = [rows for rows in candidates if np.linalg.norm(rows, axis=1).max() <= longest]
     if own.min() < 0.0:
         return within
-    return [rows for rows in within if rows.min() >= -_BELOW_ZERO * np.abs(rows).max()]
+    below_zero = _BELOW_ZERO_UNDER_CKKS if agreement.protection.ckks_key else _BELOW_ZERO
+    return [rows for rows in within if rows.min() >= -below_zero * np.abs(rows).max()]
 
 
 def movement(rows: Rows, others: Rows) -> float:

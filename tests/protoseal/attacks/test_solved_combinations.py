@@ -83,14 +83,18 @@ def test_solve_combinations_too_few_sites_find_nothing() -> None:
     assert not solve_combinations(agreement(Weighting.COMPLEMENT), rows[:2], received, 3)
 
 
-def test_select_plausible_drops_negative_and_too_long_rows_but_not_noise() -> None:
-    agreed = agreement(Weighting.COMPLEMENT)
+@pytest.mark.parametrize(("protection", "kept"), [(Protection.MASKED, 1), (Protection.CKKS, 2)])
+def test_select_plausible_drops_negative_and_too_long_rows_but_not_noise(
+    protection: Protection, kept: int
+) -> None:
+    agreed = small_agreement(protection, Weighting.COMPLEMENT)
     short = np.full((2, DIM), agreed.norm_bound / DIM)
     noisy, mixed, too_long = short.copy(), short.copy(), DIM * short
     noisy[:, 3] *= -0.02
     mixed[:, 3] *= -0.2
     candidates = [short, noisy, mixed, too_long]
-    assert [rows.min() for rows in select_plausible(agreed, short, candidates)] == [short.min(), noisy.min()]
+    plausible = select_plausible(agreed, short, candidates)
+    assert [rows.min() for rows in plausible] == [rows.min() for rows in candidates[:kept]]
     assert len(select_plausible(agreed, -short, candidates)) == 3
 
 
