@@ -126,7 +126,7 @@ def contrast(similar: Tensor, same: Tensor, weights: Tensor, temperature: float)
     return mean_over(scores.logsumexp(dim=1) - own_class.logsumexp(dim=1), counted.any(dim=1))
 
 
-def largest(values: Tensor, same: Tensor, share: float) -> Tensor:
+def sum_largest(values: Tensor, same: Tensor, share: float) -> Tensor:
     """Sum the ⌈φ·|G^y|⌉ largest values of each sample's own clusters, (B,); 0 for a sample without a cluster.
 
     ``values`` and ``same`` are (B, G), ``share`` is φ in (0, 1]. φ·|G^y| within 1e-9 of a whole number counts as whole.

@@ -26,11 +26,11 @@ from algorithms.losses import (
     class_centres,
     contrast,
     distance_of_means,
-    largest,
     mean_over,
     mean_square,
     same_class,
     similarities,
+    sum_largest,
     units,
 )
 from algorithms.prototypes import Clusters, Guide, Targets
@@ -220,6 +220,6 @@ class FedplccLoss:
         same = same_class(labels, clusters)
         contra = contrast(similar, same, weights, self.temperature)  # equation 6
         # Equation 8: only the share φ of the class's clusters with the largest s_α·W_g pulls.
-        corr = -mean_over(largest(similar * weights, same, self.share), same.any(dim=1))
+        corr = -mean_over(sum_largest(similar * weights, same, self.share), same.any(dim=1))
         aligned = self.contrast_weight * contra + self.correction_weight * corr
         return Terms(classification + aligned, classification, aligned)

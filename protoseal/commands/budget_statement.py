@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agreement import Agreement
     from protoseal.reports.ledger_facts import RecognisedShares, StatementFacts
 
-FALSE_ALARMS = (0.001, 0.01, 0.1)
+STATED_ALARMS = (0.001, 0.01, 0.1)
 """Shares of false alarms for which a statement says how many members are recognised."""
 _NO_LEDGER = "run {!r} releases exact values, and this site has no ledger, since its file has no [privacy]"
 _TORN = "the last line of the ledger is incomplete, so that nobody knows what it said"
@@ -140,7 +140,7 @@ def bound_recognition(account: Account, spent: float) -> RecognisedShares:
     # has no such closed form.
     ten_records = replace(composed, squares=100 * composed.squares)
     return RecognisedShares(
-        shares={alarms: most_recognised(curve, alarms) for alarms in FALSE_ALARMS},
+        shares={alarms: most_recognised(curve, alarms) for alarms in STATED_ALARMS},
         of_ten=most_recognised(composed_trade_off(ten_records), 0.01) if not composed.training else None,
         filtered=pair,
     )

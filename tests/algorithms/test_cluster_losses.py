@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.losses import Outputs, Terms, class_centres, largest, similarities
+from algorithms.losses import Outputs, Terms, class_centres, similarities, sum_largest
 from algorithms.method_losses import FedplccLoss, FedplvmLoss, FplLoss
 from algorithms.prototypes import Clusters
 from tests.algorithms import finch_reference as reference
@@ -357,7 +357,7 @@ def test_similarities_without_the_clamp_would_be_no_number() -> None:
 def test_largest_share_is_rounded_up_as_in_exact_numbers(size: int, hundredths: int) -> None:
     """⌈0.28 · 25⌉ is 7, though 0.28 * 25 is above 7 in floating point."""
     values = torch.ones(1, size)
-    taken = largest(values, torch.ones(1, size, dtype=torch.bool), hundredths / 100)
+    taken = sum_largest(values, torch.ones(1, size, dtype=torch.bool), hundredths / 100)
     assert taken.item() == -(-hundredths * size // 100)
 
 
