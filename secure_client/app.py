@@ -27,7 +27,7 @@ from secure_client.data import SiteData, load_site_data
 from secure_client.data.sources import hash_training_records
 from secure_client.diagnosis.diagnoses import Diagnosis, diagnose
 from secure_client.error_containment import run_or_fallback
-from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Unreachable
+from secure_client.errors import FilesOfOtherRun, RunStopped, SiteError, StateError, Unreachable
 from secure_client.output.site_files import MODEL, PROTOTYPES, write_agreement
 from secure_client.output.site_log import SiteLog, SiteRound, write_site_log
 from secure_client.privacy.budget import NO_GUARANTEE, BudgetSection, check_delta
@@ -135,7 +135,7 @@ def open_learner(config: SiteConfig, data: SiteData) -> Learner:
 
 
 def open_state(config: SiteConfig, party: Party) -> Journal:
-    """Open the run's journal in ``state_dir``; raise :class:`OtherRun` naming the run or the fields that differ."""
+    """Open the run's journal in ``state_dir``; raise :class:`FilesOfOtherRun`, which names what differs."""
     journal = open_run_journal(config, config.state_dir / JOURNAL, party)
     with closed_on_error(journal):
         check_out(config, begun=not journal.unused)
@@ -147,21 +147,21 @@ def open_run_journal(config: SiteConfig, path: Path, party: Party) -> Journal:
     """Open the journal of the site's run, or a copy of it. Errors as for :func:`open_state`."""
     try:
         return open_journal(path, config.agreement, party)
-    except OtherRun as error:
-        raise OtherRun(
+    except FilesOfOtherRun as error:
+        raise FilesOfOtherRun(
             f"{config.state_dir} belongs to {describe_owner(config.state_dir, config.agreement)}: give this run its "
             "own state_dir and out, or use the agreement that the run was started with"
         ) from error
 
 
 def check_out(config: SiteConfig, *, begun: bool) -> None:
-    """Raise :class:`OtherRun` if ``out`` holds another run's model. ``begun``: this site has state of this run."""
+    """Raise :class:`FilesOfOtherRun` if ``out`` has another run's model. ``begun``: this site has state of this run."""
     if not (config.out / MODEL).exists() or (begun and belongs_to(config.out, config.agreement)):
         return
     owner = "an earlier start of this run, which has no state in state_dir"
     if not belongs_to(config.out, config.agreement):
         owner = describe_owner(config.out, config.agreement)
-    raise OtherRun(
+    raise FilesOfOtherRun(
         f"{config.out} holds the model of {owner}: give this run its own out, or move that model away"
     )
 

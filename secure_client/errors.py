@@ -9,7 +9,7 @@
     ├── TrainingError   training that cannot start or went wrong
     ├── Unprotected     values that no half of the agreed protection or no release made: nothing was sent
     ├── StateError      a state directory that is damaged or in use
-    │   └── OtherRun    a state directory, or an out folder, of another run or agreement
+    │   └── FilesOfOtherRun  a state directory, or an out folder, of another run or agreement
     ├── RunStopped      the coordinator ended the run early
     ├── PhaseOver       the coordinator moved on: the phase is no longer asked of this site
     ├── Unreachable     no coordinator, or none that this site trusts, could be reached
@@ -62,7 +62,7 @@ class StateError(SiteError):
     """State of the site that is damaged, held by another process, or not writable."""
 
 
-class OtherRun(StateError):
+class FilesOfOtherRun(StateError):
     """State directory or out folder of a site with content of another run, agreement or site."""
 
 

@@ -66,7 +66,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """One check and its outcome."""
 
     what: str
@@ -74,7 +74,7 @@ class Finding:
     detail: str
 
 
-def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[Finding]:
+def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[CheckFinding]:
     """Run every check, also after one has failed; nothing changes at the coordinator.
 
     Checks that need neither a key nor the network come first, because the author of a draft agreement may have neither
@@ -87,11 +87,11 @@ def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[
         yield (
             finding
             if first == finding.what
-            else Finding(finding.what, False, f"for the same reason as {first}")
+            else CheckFinding(finding.what, False, f"for the same reason as {first}")
         )
 
 
-def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[Finding]:
+def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[CheckFinding]:
     yield _try("agreement", lambda: _describe_agreement(config.agreement))
     model = _try("model", lambda: _check_model(config))
     yield model
@@ -133,17 +133,17 @@ def _remember(attempt: Callable[[], R]) -> Callable[[], R]:
     return outcome
 
 
-def _try(what: str, attempt: Callable[[], str]) -> Finding:
+def _try(what: str, attempt: Callable[[], str]) -> CheckFinding:
     try:
-        return Finding(what, True, attempt())
+        return CheckFinding(what, True, attempt())
     except (CryptoError, PrivacyError, SiteError) as error:
-        return Finding(what, False, str(error))
+        return CheckFinding(what, False, str(error))
     except OSError as error:
-        return Finding(what, False, f"{error.filename or what}: {error.strerror or error}")
+        return CheckFinding(what, False, f"{error.filename or what}: {error.strerror or error}")
     except (
         BaseException
     ) as error:  # a fault of the program, or of a site's code where nothing else catches it
-        return Finding(what, False, str(describe_failure(SiteError, what, error)))
+        return CheckFinding(what, False, str(describe_failure(SiteError, what, error)))
 
 
 def _describe_agreement(agreement: Agreement) -> str:

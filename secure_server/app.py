@@ -25,7 +25,7 @@ from protoseal_wire.messages import Phase
 from secure_server.aggregator import Aggregator
 from secure_server.config import CoordinatorConfig, DeadlinesSection
 from secure_server.coordinator import Coordinator
-from secure_server.errors import OtherRun, WrongIdentity
+from secure_server.errors import StoreOfOtherRun, WrongIdentity
 from secure_server.process_pool import Workers
 from secure_server.round_log import CoordinatorRound
 from secure_server.rounds.rules import Rules, build_rules
@@ -75,14 +75,14 @@ def open_identity(config: CoordinatorConfig, passphrase: bytes) -> tuple[Credent
 
 
 def open_store(config: CoordinatorConfig) -> Store:
-    """Open the run's store in ``state_dir``; raise :class:`OtherRun`, naming the run or the fields that differ."""
+    """Open the run's store in ``state_dir``; raise :class:`StoreOfOtherRun`, which names what differs."""
     agreement, folder = config.agreement, config.state_dir
     try:
         store = Store.open(
             folder / "coordinator.sqlite", agreement.run, agreement.hash(), record=config.record_view
         )
-    except OtherRun as error:
-        raise OtherRun(
+    except StoreOfOtherRun as error:
+        raise StoreOfOtherRun(
             f"{folder} belongs to {describe_owner(folder, agreement)}: set another state_dir for this "
             "run, or restore the agreement that the run was started with"
         ) from error

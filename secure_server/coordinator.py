@@ -202,7 +202,7 @@ class Coordinator:
         is_accepted = stored == header.sha256
         limit = self._limits.answer_bytes(phase) if is_accepted else self._max_answer_bytes(site, phase)
         if header.size > limit:
-            raise errors.TooLarge(
+            raise errors.UploadTooLarge(
                 f"{_name(header.key)}: {header.size} bytes announced; at most {limit} are accepted"
             )
 

@@ -10,11 +10,11 @@ CoordinatorError
 ├── WrongPhase       the phase is over, or is of another round or run, or was not asked of this site
 ├── Conflict         the same key was answered before, with other content
 ├── BadPayload       the content is malformed
-├── TooLarge         the content is larger than its phase allows
+├── UploadTooLarge   the content is larger than its phase allows
 ├── CannotListen     the address cannot be bound; never sent to a peer
 └── StoreError       the coordinator's own state cannot be used; never sent to a peer
     ├── WrongStore   the file is of another version, or is damaged
-    │   └── OtherRun the file is of another run or agreement
+    │   └── StoreOfOtherRun   the file is of another run or agreement
     └── StoreInUse   another process has it open
 """
 
@@ -61,7 +61,7 @@ class BadPayload(CoordinatorError):
     """Malformed content."""
 
 
-class TooLarge(CoordinatorError):
+class UploadTooLarge(CoordinatorError):
     """Content larger than its phase allows."""
 
 
@@ -77,7 +77,7 @@ class WrongStore(StoreError):
     """File of another version, or a damaged file."""
 
 
-class OtherRun(WrongStore):
+class StoreOfOtherRun(WrongStore):
     """File of another run or agreement."""
 
 

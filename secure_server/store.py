@@ -22,7 +22,7 @@ from typing import BinaryIO, Self
 from protoseal_files.durable_files import lock_file, make_state_folder
 from protoseal_files.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_server.errors import Conflict, OtherRun, StoreInUse, WrongPhase, WrongStore
+from secure_server.errors import Conflict, StoreInUse, StoreOfOtherRun, WrongPhase, WrongStore
 from secure_server.rounds.state import State
 
 _SCHEMA_VERSION = 2
@@ -317,9 +317,9 @@ def check_run(key: PhaseKey, run: str) -> None:
 
 
 def check_identity(path: Path, found: object, expected: tuple[int, str, bytes]) -> None:
-    """Raise :class:`OtherRun` unless the file is of this version of the schema, run and agreement."""
+    """Raise :class:`StoreOfOtherRun` unless the file is of this version of the schema, run and agreement."""
     if found != expected:
-        raise OtherRun(
+        raise StoreOfOtherRun(
             f"{path} belongs to another run, agreement or version of protoseal: set another "
             "state_dir for this run, or restore the agreement that the run was started with"
         )

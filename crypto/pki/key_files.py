@@ -115,7 +115,7 @@ def _read(content: bytes) -> tuple[Kind, bytes]:
     return kind, body
 
 
-def _block(content: bytes) -> pem.Block:
+def _block(content: bytes) -> pem.PemBlock:
     """Return the only block of a key file that is a wrapped key, with its place in the normalised content."""
     keys = [block for block in pem.blocks(pem.normalise(content)) if block.label.startswith(pem.KEY_FILE)]
     if len(keys) > 1:

@@ -43,7 +43,7 @@ _NOUNS = {
 
 
 @dataclass(frozen=True)
-class Block:
+class PemBlock:
     """Block of a PEM file: its label, its text between the boundaries, and its place in the file."""
 
     label: str
@@ -72,10 +72,10 @@ def normalise(content: bytes) -> bytes:
     return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").removeprefix(b"\xef\xbb\xbf")
 
 
-def blocks(content: bytes) -> list[Block]:
+def blocks(content: bytes) -> list[PemBlock]:
     """Return the blocks of a :func:`normalise` file, in order."""
     return [
-        Block(match[1].decode(), match[2], *match.span(), content.count(b"\n", 0, match.start(2)) + 1)
+        PemBlock(match[1].decode(), match[2], *match.span(), content.count(b"\n", 0, match.start(2)) + 1)
         for match in _BLOCK.finditer(content)
     ]
 

@@ -26,7 +26,7 @@ from protoseal.attacks.label_inference import ClassFrequencies, Domains, Presenc
 from protoseal.attacks.model_membership import ModelMembership
 from protoseal.attacks.noise_audit import NoiseAudit
 from protoseal.attacks.poisoning import poisoning_cases
-from protoseal.attacks.protected_values import Comparison, KnownRows, Values
+from protoseal.attacks.protected_values import KnownRows, PrototypeRecognition, Values
 from protoseal.attacks.prototype_inversion import PrototypeInversion
 from protoseal.attacks.prototype_membership import PrototypeMembership
 from protoseal.attacks.readings import Adversary
@@ -69,7 +69,7 @@ SUITES: dict[str, Callable[[], Sequence[Case]]] = {
     "labels": lambda: [Presence(), ClassFrequencies(), Domains()],
     "protection": lambda: [
         Values(),
-        Comparison(),
+        PrototypeRecognition(),
         KnownRows(),
         KeyRecovery(),
         DependentMessages(),
@@ -106,7 +106,7 @@ RUNS, PICTURED_RUNS = "runs", "runs-with-pictures"
 
 
 @dataclass(frozen=True)
-class Setting:
+class AttackSetting:
     """Protection and noise of a run.
 
     ``epsilon`` is infinite without noise, and None for the noise that the configuration itself has.
@@ -122,14 +122,14 @@ class Setting:
         return f"{self.protection}-epsilon-{noise}"
 
 
-UNDEFENDED = Setting("plain", math.inf)
+UNDEFENDED = AttackSetting("plain", math.inf)
 
 
 @dataclass(frozen=True)
 class PlannedRun:
     """One run to record and attack; ``samples`` are those of a thinned run, empty for the run as configured."""
 
-    setting: Setting
+    setting: AttackSetting
     seed: int
     samples: tuple[int, ...]
 
@@ -181,7 +181,7 @@ class AttackGrid:
         self._folder = out / (PICTURED_RUNS if pictures else RUNS)
         without = math.inf if config.privacy is None else None
         chosen = product(protections or (config.protection.value,), tuple(epsilons) or (without,))
-        self._settings = tuple(dict.fromkeys([UNDEFENDED, *(Setting(*pair) for pair in chosen)]))
+        self._settings = tuple(dict.fromkeys([UNDEFENDED, *(AttackSetting(*pair) for pair in chosen)]))
         self._curve = None if config.privacy is None else BudgetCurve(config, out)
         if self._curve is None and any(setting.epsilon != math.inf for setting in self._settings):
             raise UserError("a finite ε needs noise to scale: add a [privacy] section to the configuration")
@@ -373,7 +373,7 @@ def _attack_run(run: RecordedRun, cases: Sequence[Case]) -> Iterator[tuple[Case,
 
 
 def _select_outcomes(
-    outcomes: Mapping[PlannedRun, RunOutcomes], case: Case, setting: Setting
+    outcomes: Mapping[PlannedRun, RunOutcomes], case: Case, setting: AttackSetting
 ) -> list[CaseOutcome]:
     return [
         outcome
@@ -385,7 +385,7 @@ def _select_outcomes(
 
 
 def _find_undefended(
-    outcomes: Mapping[PlannedRun, RunOutcomes], case: Case, setting: Setting
+    outcomes: Mapping[PlannedRun, RunOutcomes], case: Case, setting: AttackSetting
 ) -> CaseOutcome | None:
     """Return the case's own reference in the setting, or the undefended coordinator's strongest reading."""
     of_setting = _select_outcomes(outcomes, case, setting)
@@ -404,7 +404,7 @@ def _find_undefended(
     return max(by_reading, key=lambda outcome: outcome.value, default=None)
 
 
-def _find_epsilon(outcomes: Mapping[PlannedRun, RunOutcomes], setting: Setting) -> float | None:
+def _find_epsilon(outcomes: Mapping[PlannedRun, RunOutcomes], setting: AttackSetting) -> float | None:
     """Return the setting's ε, or the largest that its runs spent; None without noise."""
     if setting.epsilon is not None:
         return None if math.isinf(setting.epsilon) else setting.epsilon

@@ -1,8 +1,8 @@
 """Attacks on the protections themselves, from a recorded run's bytes: masks, rotations and CKKS.
 
 - Values: a protected upload, read as if nothing protected it, has none of the site's numbers.
-- Comparison: of two sites' prototypes, the adversary chooses the one that is nearer to what it reads. A rotation hides
-  directions, but keeps lengths and inner products.
+- Recognition: of two sites' prototypes, the adversary chooses the one that is nearer to what it reads. A rotation
+  hides directions, but keeps lengths and inner products.
 - Known rows: under one rotation Q, known pairs (x, Q·x) show every other row on their span (Procrustes problem): a
   row y is Σ c_i x_i where Q·y is Σ c_i Q·x_i.
 - Key recovery: :mod:`protoseal.attacks.key_recovery`.
@@ -56,7 +56,7 @@ class Values(Case):
         return list(_measure_by_class(run, views, _score_exact))
 
 
-class Comparison(Case):
+class PrototypeRecognition(Case):
     """Case of comparison: which of two sites' prototypes of a class is the one that was read."""
 
     attack = "recognition of prototypes"

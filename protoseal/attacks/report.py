@@ -97,7 +97,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """Section of one attack; its cases are in the order of the matrix, the undefended first."""
 
     attack: str
@@ -122,7 +122,7 @@ class Topic:
 
     subject: Subject
     columns: list[Column] = field(repr=False)
-    sections: list[Section] = field(repr=False)
+    sections: list[ReportSection] = field(repr=False)
 
     @property
     def questions(self) -> list[str]:
@@ -142,7 +142,7 @@ class Topic:
         return [(name, list(group)) for name, group in groupby(self.columns, lambda column: column.adversary)]
 
     @property
-    def suites(self) -> list[tuple[str, list[Section]]]:
+    def suites(self) -> list[tuple[str, list[ReportSection]]]:
         """Sections by suite."""
         return [(name, list(group)) for name, group in groupby(self.sections, lambda section: section.suite)]
 
@@ -178,7 +178,7 @@ def write_report(folder: Path, report: AttackReport) -> Path:
     )
 
 
-def _make_topics(columns: Sequence[Column], sections: Sequence[Section]) -> Iterator[Topic]:
+def _make_topics(columns: Sequence[Column], sections: Sequence[ReportSection]) -> Iterator[Topic]:
     for subject in Subject:
         own = [
             replace(column, cases=[case for case in column.cases if choose_subject(case) is subject])
@@ -208,7 +208,7 @@ def sort_worst_first(questions: Iterable[str], standings: Sequence[Standing]) ->
 
 def _make_section(
     name: str, undefended: Sequence[CaseRecord], ran: Sequence[CaseRecord], columns: Sequence[Column]
-) -> Section:
+) -> ReportSection:
     """Return the section of an attack, of whose undefended cases some ``ran`` and others were made."""
     of_attack = [(column, cases) for column in columns if (cases := column.of(name))]
     baseline = find_worst(undefended)
@@ -217,7 +217,7 @@ def _make_section(
     for column, cases in of_attack:
         rows.append((f"{column.adversary}: {column.configuration}", pick_worst(cases)))
         panels.setdefault(column.adversary, {UNDEFENDED: undefended})[column.configuration] = cases
-    return Section(
+    return ReportSection(
         attack=name,
         suite=undefended[0].suite,
         undefended=baseline,

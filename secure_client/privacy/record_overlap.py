@@ -117,7 +117,7 @@ class Overlap:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OverlapComparison:
     """Outcome of comparing a run's records with the ledgers of the folder.
 
     ``unknown`` are charged ledgers whose records cannot be compared; ``namesakes`` are other ledgers of the same name.
@@ -154,7 +154,7 @@ def open_records_key(ledger: Path, passphrase: bytes, like: Path) -> StorageKey:
     return create_storage_key(path, passphrase, like)
 
 
-def compare_records(sketch: Sketch, key: StorageKey, ledger: Path, dataset: str) -> Comparison:
+def compare_records(sketch: Sketch, key: StorageKey, ledger: Path, dataset: str) -> OverlapComparison:
     """Compare a run's records with all ledgers in the folder of the run's ledger. Changes nothing."""
     path = ledger.resolve()
     charged_here = read_account(path) if path.exists() else None
@@ -180,7 +180,7 @@ def compare_records(sketch: Sketch, key: StorageKey, ledger: Path, dataset: str)
     facts: dict[str, Fact] = {RECORDS: sketch.encrypt(key)}
     if overlaps:
         facts[OVERLAPS] = "; ".join(overlap.fact for overlap in overlaps)
-    return Comparison(tuple(overlaps), tuple(unknown), tuple(namesakes), facts)
+    return OverlapComparison(tuple(overlaps), tuple(unknown), tuple(namesakes), facts)
 
 
 def _sketches(account: Account, key: StorageKey) -> list[Sketch]:

@@ -30,7 +30,7 @@ from crypto.keys import StorageKey, encode
 from protoseal_files.durable_files import make_state_folder
 from protoseal_files.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.errors import ConflictingRequest, OtherRun, StateError, Violation
+from secure_client.errors import ConflictingRequest, FilesOfOtherRun, StateError, Violation
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -63,10 +63,10 @@ class Journal(DatabaseOwner):
     ) -> None:
         """Open or create the file.
 
-        Raises :class:`OtherRun` if the file belongs to another run, agreement or site, :class:`StateError` if it is in
-        use or damaged, ``OSError`` if it is a symbolic link or others may write to its folder. ``durable`` = false, for
-        simulations only, does not wait for the disk: a killed process loses nothing, but a power cut may lose the last
-        answers or the whole file, after which a site could answer twice.
+        Raises :class:`FilesOfOtherRun` if the file belongs to another run, agreement or site, :class:`StateError` if it
+        is in use or damaged, ``OSError`` if it is a symbolic link or others may write to its folder. ``durable`` =
+        false, for simulations only, does not wait for the disk: a killed process loses nothing, but a power cut may
+        lose the last answers or the whole file, after which a site could answer twice.
         """
         make_state_folder(path.parent)
         make_private(path)
@@ -108,7 +108,7 @@ class Journal(DatabaseOwner):
         except sqlite3.DatabaseError as error:
             raise StateError(f"{path} is not a journal: {error}") from error
         if stored != identity:
-            raise OtherRun(
+            raise FilesOfOtherRun(
                 f"{path} belongs to another run, agreement or site; give this run its own state_dir, or use the "
                 "agreement that the run was started with"
             )

@@ -61,7 +61,7 @@ STATUS: Mapping[type[Exception], StatusCode] = {
     codec.CodecError: StatusCode.INVALID_ARGUMENT,
     MalformedError: StatusCode.INVALID_ARGUMENT,
     VerificationError: StatusCode.INVALID_ARGUMENT,
-    errors.TooLarge: StatusCode.RESOURCE_EXHAUSTED,
+    errors.UploadTooLarge: StatusCode.RESOURCE_EXHAUSTED,
     codec.TooLarge: StatusCode.RESOURCE_EXHAUSTED,
     codec.Corrupted: StatusCode.DATA_LOSS,
 }

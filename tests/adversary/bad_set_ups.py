@@ -157,7 +157,11 @@ MAKERS: dict[str, Case] = {
     ),
 }
 NOT_MAKERS: dict[str, Case] = {
-    "keys of a site that is not their maker": (errors.TooLarge, StatusCode.RESOURCE_EXHAUSTED, _with_keys),
+    "keys of a site that is not their maker": (
+        errors.UploadTooLarge,
+        StatusCode.RESOURCE_EXHAUSTED,
+        _with_keys,
+    ),
     "keys, however few, of a site that is not their maker": (
         errors.BadPayload,
         INVALID,

@@ -74,7 +74,7 @@ ANY: dict[str, Case] = {
         INVALID,
         lambda s: s.upload(codec.encode_round_start(RoundStart())),
     ),
-    "announced too large": (errors.TooLarge, StatusCode.RESOURCE_EXHAUSTED, _too_large),
+    "announced too large": (errors.UploadTooLarge, StatusCode.RESOURCE_EXHAUSTED, _too_large),
     "the next round": (
         errors.WrongPhase,
         ABORTED,

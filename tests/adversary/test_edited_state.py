@@ -15,7 +15,7 @@ from crypto.keys import StorageKey
 from protoseal_files import durable_files
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Phase, Roster, SurvivorSet
-from secure_client.errors import OtherRun, Violation
+from secure_client.errors import FilesOfOtherRun, Violation
 from secure_client.protocol.journal import Journal
 from secure_server.store import Store
 from tests.support.grouped import EVERYONE, grouped_agreement
@@ -113,7 +113,7 @@ def test_a_site_releases_no_shares_after_an_edit_of_the_survivors_that_it_signed
 def test_a_journal_that_was_given_to_another_run_is_refused(play: ScriptedSums) -> None:
     begun = play.attempt(*EVERYONE)
     edit_journal(play, begun, lambda database, *_: database.execute("UPDATE identity SET run='run-2'"))
-    with pytest.raises(OtherRun):
+    with pytest.raises(FilesOfOtherRun):
         play.site(A)
 
 

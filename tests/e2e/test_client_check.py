@@ -34,7 +34,7 @@ from secure_client.output.site_files import MODEL, write_agreement
 from secure_client.privacy.cost import planned_epsilon, release_event
 from secure_client.privacy.record_overlap import RECORDS_KEY, open_records_key
 from secure_client.protocol.setup import open_journal
-from secure_client.site_check import Finding, check_site
+from secure_client.site_check import CheckFinding, check_site
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.connect_proxy import connect_proxy
 from tests.support.processes import Federation, environment
@@ -101,7 +101,7 @@ class Site:
             journal.record(PhaseKey(run, 0, 1, Phase.ROSTER), b"request", b"answer")
         write_agreement(config.state_dir, agreed)
 
-    def findings(self) -> dict[str, Finding]:
+    def findings(self) -> dict[str, CheckFinding]:
         config = load_site(self.file)
         return {each.what: each for each in check_site(config, (self.folder / "passphrase").read_bytes)}
 

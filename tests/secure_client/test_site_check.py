@@ -16,12 +16,12 @@ from torch.utils.data import Dataset
 from agreement import ConfigError
 from secure_client.config import SiteConfig, load_site
 from secure_client.privacy.cost import planned_epsilon
-from secure_client.site_check import Finding, check_site
+from secure_client.site_check import CheckFinding, check_site
 
 SAMPLES = Path(__file__).parents[2] / "deploy" / "samples"
 
 
-def find(site: SiteConfig) -> dict[str, Finding]:
+def find(site: SiteConfig) -> dict[str, CheckFinding]:
     """Return the findings of a check by their name."""
     return {finding.what: finding for finding in check_site(site, lambda: b"")}
 
@@ -52,9 +52,9 @@ def test_check_missing_data_and_certificate_states_each_cause_once(tmp_path: Pat
     findings = find(site)
     assert "data.npz" in findings["data and model"].detail
     for what in ("data", "privacy"):
-        assert findings[what] == Finding(what, False, "for the same reason as data and model")
+        assert findings[what] == CheckFinding(what, False, "for the same reason as data and model")
     for what in ("state", "coordinator", "listed", "same agreement", "run"):
-        assert findings[what] == Finding(what, False, "for the same reason as certificate")
+        assert findings[what] == CheckFinding(what, False, "for the same reason as certificate")
     failed = [finding for finding in findings.values() if not finding.ok]
     assert len(failed) == 9
     assert sum("for the same reason" not in finding.detail for finding in failed) == 2
@@ -123,7 +123,7 @@ def site_of_scans(folder: Path, class_names: dict[str, str]) -> SiteConfig:
 
 def check_labels(
     folder: Path, monkeypatch: pytest.MonkeyPatch, train: Scans, class_names: dict[str, str] | None = None
-) -> Finding:
+) -> CheckFinding:
     """Return the finding on the labels of a site with these data."""
     monkeypatch.setitem(sys.modules, "own_scans", SimpleNamespace(build=lambda data_root: (train, None)))
     return find(site_of_scans(folder, class_names or {}))["data and model"]

@@ -33,7 +33,7 @@ from protoseal_wire.messages import (
 from secure_server.aggregator import Aggregator
 from secure_server.app import append_round, read_rounds
 from secure_server.coordinator import Coordinator
-from secure_server.errors import TooLarge, WrongPhase
+from secure_server.errors import UploadTooLarge, WrongPhase
 from secure_server.membership import MembershipChecks
 from secure_server.phase_requests import PhaseRequests
 from secure_server.rounds.rules import Rules
@@ -233,7 +233,7 @@ class TestSizes:
         for site, most in (("clinic-a", coordinator._limits.roster_answer), ("clinic-b", 512)):
             key = coordinator.state.roster_key
             coordinator.check_upload(site, UploadHeader(key, most, b"h" * 32))
-            with pytest.raises(TooLarge, match=f"{most}"):
+            with pytest.raises(UploadTooLarge, match=f"{most}"):
                 coordinator.check_upload(site, UploadHeader(key, most + 1, b"h" * 32))
 
     def test_upload_limits_follow_the_listed_sites(self, scene: Scene) -> None:

@@ -12,7 +12,7 @@ from protoseal.attacks import dependent_messages
 from protoseal.attacks.cases import Case, Verdict
 from protoseal.attacks.dependent_messages import DependentMessages, record_neighbour
 from protoseal.attacks.key_recovery import KeyRecovery
-from protoseal.attacks.protected_values import Comparison, KnownRows, Values, solve_unknown_row
+from protoseal.attacks.protected_values import KnownRows, PrototypeRecognition, Values, solve_unknown_row
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
 from protoseal_wire.messages import Phase
@@ -28,7 +28,7 @@ def run_of(method: str, protection: str, split: str = FEW_RECORDS) -> RecordedRu
     return record_anew(method, protection, split=split, rounds=2)
 
 
-@pytest.mark.parametrize("case", [Values(), Comparison()])
+@pytest.mark.parametrize("case", [Values(), PrototypeRecognition()])
 @pytest.mark.parametrize("method", ["pfpl", "feddbp"])
 def test_masked_upload_read_as_it_is_says_nothing(case: Case, method: str) -> None:
     undefended, *_ = case.measure(run_of(method, "plain"), COORDINATOR)
@@ -39,7 +39,7 @@ def test_masked_upload_read_as_it_is_says_nothing(case: Case, method: str) -> No
     assert upload.value < case.chance + case.margin
 
 
-@pytest.mark.parametrize("case", [Values(), pytest.param(Comparison(), marks=pytest.mark.full)])
+@pytest.mark.parametrize("case", [Values(), pytest.param(PrototypeRecognition(), marks=pytest.mark.full)])
 @pytest.mark.parametrize("method", ["pfpl", "feddbp"])
 def test_missing_masks_or_rotation_are_found(
     case: Case, method: str, monkeypatch: pytest.MonkeyPatch
@@ -51,12 +51,12 @@ def test_missing_masks_or_rotation_are_found(
 
 
 def test_comparison_rotation_keeps_lengths() -> None:
-    _, lengths = Comparison().measure(run_of("pfpl", "masked"), COORDINATOR)
+    _, lengths = PrototypeRecognition().measure(run_of("pfpl", "masked"), COORDINATOR)
     assert lengths.value == 1.0
 
 
 def test_comparison_mean_of_all_sites_is_at_chance() -> None:
-    _, mean = Comparison().measure(run_of("feddbp", "masked"), COORDINATOR)
+    _, mean = PrototypeRecognition().measure(run_of("feddbp", "masked"), COORDINATOR)
     assert (mean.low, mean.value, mean.high) == (0.5, 0.5, 0.5)
 
 

@@ -22,7 +22,7 @@ from secure_client.app import load_data
 from secure_client.config import SiteConfig, load_site
 from secure_client.data.preprocess import fit_images, to_tensor
 from secure_client.data.samples import scale_to_floats
-from secure_client.site_check import Finding, check_site
+from secure_client.site_check import CheckFinding, check_site
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.processes import Federation
 
@@ -98,7 +98,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return simulate(f"npz:{root / 'scans.npz'}", root / "run", *learning)
 
 
-def checked(site: SiteConfig, channels: int, data: Path) -> tuple[SiteConfig, Finding]:
+def checked(site: SiteConfig, channels: int, data: Path) -> tuple[SiteConfig, CheckFinding]:
     """Return the site with other data, and what ``client check`` finds in them."""
     agreement = site.agreement.model_copy(update={"preprocessing": agreed(channels)})
     config = site.model_copy(update={"agreement": agreement, "data": f"folder:{data}"})
@@ -106,7 +106,7 @@ def checked(site: SiteConfig, channels: int, data: Path) -> tuple[SiteConfig, Fi
     return config, findings["data and model"]
 
 
-def _up_to_data(config: SiteConfig) -> Iterator[Finding]:
+def _up_to_data(config: SiteConfig) -> Iterator[CheckFinding]:
     for finding in check_site(config, lambda: b""):
         yield finding
         if finding.what == "data and model":

@@ -23,7 +23,7 @@ from privacy.ledger.lines import OVERLAPS, RECORDS
 from secure_client.data.sources import hash_training_records
 from secure_client.privacy.record_overlap import (
     RECORDS_KEY,
-    Comparison,
+    OverlapComparison,
     Sketch,
     compare_records,
     open_records_key,
@@ -49,7 +49,7 @@ def charge(folder: Path, name: str, numbers: range, key: StorageKey = KEY, *, ex
     return path
 
 
-def compared(folder: Path, numbers: range, name: str = "scans") -> Comparison:
+def compared(folder: Path, numbers: range, name: str = "scans") -> OverlapComparison:
     return compare_records(Sketch.of(records(numbers)), KEY, folder / f"{name}.jsonl", name)
 
 

@@ -18,7 +18,7 @@ from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import Phase, PhaseKey, ReleasedShares, SharesMade, SurvivorSignature
-from secure_server.errors import BadPayload, TooLarge
+from secure_server.errors import BadPayload, UploadTooLarge
 from secure_server.exchanges import secure_aggregation, sums
 from secure_server.rounds.state import PHASE_OF_STAGE, Stage
 from tests.adversary.stopped_run import stopped_at
@@ -103,7 +103,10 @@ MASKED_VALUES: dict[str, tuple[type[Exception], Change]] = {
         lambda site, key, _: codec.encode_payload(Payload("plain/1", arrays=(site.vector(key.round),))),
     ),
     "cut off": (CodecError, lambda site, key, honest: honest[:-1]),
-    "too many": ((TooLarge), lambda site, key, honest: honest + bytes(limits_of(site.agreement).payload)),
+    "too many": (
+        (UploadTooLarge),
+        lambda site, key, honest: honest + bytes(limits_of(site.agreement).payload),
+    ),
 }
 
 

@@ -30,7 +30,7 @@ from protoseal_wire.messages import (
     Wait,
 )
 from protoseal_wire.v1.protoseal_pb2_grpc import CoordinatorStub
-from secure_server.errors import Conflict, NotOnRoster, TooLarge
+from secure_server.errors import Conflict, NotOnRoster, UploadTooLarge
 from secure_server.service.server import serve
 
 RUN = "trial"
@@ -74,7 +74,7 @@ class FakeHandler:
     def check_upload(self, site: str, header: UploadHeader) -> None:
         self._note(site, "check_upload")
         if header.size >= SMALLEST_TOO_LARGE:
-            raise TooLarge("too large for its phase")
+            raise UploadTooLarge("too large for its phase")
 
     def upload(self, site: str, header: UploadHeader, content: bytes) -> None:
         self._note(site, "upload")

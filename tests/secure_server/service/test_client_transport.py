@@ -235,7 +235,7 @@ class TestRetries:
             (errors.NotJoined, Refused),
             (errors.Conflict, Refused),
             (errors.BadPayload, Refused),
-            (errors.TooLarge, Refused),
+            (errors.UploadTooLarge, Refused),
             (errors.WrongPhase, PhaseOver),
         ],
     )

@@ -217,7 +217,7 @@ class TestRefusals:
             errors.BadPayload: "INVALID_ARGUMENT",
             MalformedError: "INVALID_ARGUMENT",
             VerificationError: "INVALID_ARGUMENT",
-            errors.TooLarge: "RESOURCE_EXHAUSTED",
+            errors.UploadTooLarge: "RESOURCE_EXHAUSTED",
             codec.Corrupted: "DATA_LOSS",
         }
         assert {kind: STATUS[kind].name for kind in told} == told
