@@ -260,7 +260,13 @@ class SeedRuns:
         for site in self._scene.divided.sites if withheld else ():
             held = {result.classes[k] for k in np.unique(site.train.labels)}
             if held <= withheld.get(site.name, set()):
-                _log.warning("every class of %s was withheld, since %s; %s", site.name, reason, remedy)
+                # A site's result may also have been discarded, and FedPC withholds a class in one group alone.
+                _log.warning(
+                    "no prototype of a class of %s came back: its results were refused, as messages above then say, or"
+                    " every class was withheld, since %s",
+                    site.name,
+                    reason,
+                )
 
     def _run_or_resume(self, method: Method) -> SavedRun:
         """Run a method, or resume its run from the state that a killed process left."""
