@@ -53,7 +53,7 @@ from secure_server.round_log import (
 )
 from secure_server.rounds import machine
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Stage, State
+from secure_server.rounds.state import RoundStage, State
 from secure_server.rounds.task_assignment import (
     check_expected,
     check_joined,
@@ -104,13 +104,15 @@ class Coordinator:
         self._poll_seconds = poll_seconds
         self._reports = RoundReports(agreement, on_round)
         self._limits = limits_of(agreement, len(rules.roster))
-        self._members = MembershipChecks(agreement, trust, store, self._limits, rules.seconds(Stage.SETUP))
+        self._members = MembershipChecks(
+            agreement, trust, store, self._limits, rules.seconds(RoundStage.SETUP)
+        )
         self._requests = PhaseRequests(agreement, store, self._members, aggregator)
         self._anchors = LedgerAnchors(agreement, anchors)
         self._check = AnswerCheck(agreement, self._requests, aggregator, self._anchors, self._limits)
         self._callbacks: list[Callable[[], None]] = []
         self._job: Future[Done] | None = None
-        self._ending = ShutdownWait(clock, rules.seconds(Stage.RESULT))
+        self._ending = ShutdownWait(clock, rules.seconds(RoundStage.RESULT))
         self._waits = WaitLog(rules)
         stored = store.load()
         self._state = stored or machine.start(rules, clock())
@@ -176,7 +178,7 @@ class Coordinator:
         if not self._state.over:
             return Wait()
         self._ending.note_notified(site)
-        finished = self._state.stage is Stage.FINISHED
+        finished = self._state.stage is RoundStage.FINISHED
         return Finished(self._state.round) if finished else Stopped(self._state.reason)
 
     def download(self, site: str, request: DownloadRequest) -> bytes:
@@ -291,7 +293,7 @@ class Coordinator:
             self._ending.begin(after)
         if after.verified != before.verified:
             self._write_group_keys()
-        if after.stage not in (Stage.PLANNING, Stage.COMPUTING):
+        if after.stage not in (RoundStage.PLANNING, RoundStage.COMPUTING):
             self._drop_job()
         if after.round > before.round:
             self._reports.begin_round()
@@ -302,16 +304,16 @@ class Coordinator:
 
     def _start_pending_work(self) -> None:
         """Do the coordinator's own part of the stage. After a restart this is repeated, with the same outcome."""
-        if self._state.stage is Stage.PLANNING and not self._state.survivors:
+        if self._state.stage is RoundStage.PLANNING and not self._state.survivors:
             self._step(self._aggregator.plan(self._requests.attempt(self._state)))
-        elif self._state.stage is Stage.PLANNING and self._job is None:
+        elif self._state.stage is RoundStage.PLANNING and self._job is None:
             self._start_job(self._aggregator.plan)
-        elif self._state.stage is Stage.COMPUTING and self._job is None:
+        elif self._state.stage is RoundStage.COMPUTING and self._job is None:
             self._start_job(self._compute)
 
     def _recompute_plan(self) -> None:
         """Recompute, after a restart and before the first call, the contents of requests of the steps under way."""
-        step_under_way = self._state.asked_key is not None and self._state.stage is not Stage.RESULT
+        step_under_way = self._state.asked_key is not None and self._state.stage is not RoundStage.RESULT
         if self._state.survivors and step_under_way:
             self._aggregator.plan(self._requests.attempt(self._state))
 
@@ -425,14 +427,14 @@ class ShutdownWait:
         """Start the wait at the end of the run. Idempotent."""
         if self._began is None:
             self._began = self._clock()
-            level = logging.INFO if ended.stage is Stage.FINISHED else logging.ERROR
+            level = logging.INFO if ended.stage is RoundStage.FINISHED else logging.ERROR
             _log.log(level, "the run is over: %s", ended.reason or "finished")
 
     def resume(self, ended: State) -> None:
         """Start the wait of a coordinator that was started again after the end of the run."""
         self._began = self._clock()
         self._awaited = late_sites(ended)
-        if ended.stage is Stage.FINISHED:
+        if ended.stage is RoundStage.FINISHED:
             _log.info("run %s is complete after %d rounds", ended.run, ended.round)
         else:
             _log.error("run %s is over: %s", ended.run, ended.reason)

@@ -19,7 +19,7 @@ from protoseal_wire.codec import Limits
 from protoseal_wire.messages import PROTOCOL_VERSION, CheckReply, Listing, RunStage
 from secure_server.errors import BadPayload, WrongIdentity
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Stage, State
+from secure_server.rounds.state import RoundStage, State
 from secure_server.rounds.task_assignment import may_join
 from secure_server.store import Store
 
@@ -99,9 +99,9 @@ def check_own_statement(site: str, statement: Statement) -> None:
 
 
 _STAGES_ON_THE_WIRE = {
-    Stage.JOINING: RunStage.JOINING,
-    Stage.FINISHED: RunStage.FINISHED,
-    Stage.STOPPED: RunStage.STOPPED,
+    RoundStage.JOINING: RunStage.JOINING,
+    RoundStage.FINISHED: RunStage.FINISHED,
+    RoundStage.STOPPED: RunStage.STOPPED,
 }
 
 

@@ -15,7 +15,7 @@ from agreement.derived.cohorts import cohort_of, group_cohort
 from secure_server.exchanges.exchange import Attempt, GroupFailure
 from secure_server.rounds import machine
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Groups, Stage, State
+from secure_server.rounds.state import Groups, RoundStage, State
 from secure_server.rounds.task_assignment import missing_sites
 
 _log = logging.getLogger("protoseal.coordinator")
@@ -111,7 +111,7 @@ class WaitLog:
 
     def note(self, state: State, now: float) -> None:
         """Write the line if it is due. Call this after each step and a few times a second."""
-        waits_for = state.joined if state.stage is Stage.JOINING else state.empty_until
+        waits_for = state.joined if state.stage is RoundStage.JOINING else state.empty_until
         here = (state.stage, state.round, state.attempt, state.setup_attempt, waits_for)
         if state.over or (here == self._said and now - self._said_at < _REMINDER_SECONDS):
             return
@@ -130,11 +130,11 @@ def _describe_wait(rules: Rules, state: State, now: float) -> str:
     missing = _list(missing_sites(rules, state)) or "nobody"
     deadline = f"(deadline in {_format_time_left(state.deadline, now)})"
     match state.stage:
-        case Stage.JOINING:
+        case RoundStage.JOINING:
             return f"waiting for sites to join: missing {missing} {deadline}"
-        case Stage.SETUP:
+        case RoundStage.SETUP:
             return f"waiting for the set-up: missing {missing} {deadline}"
-        case Stage.PLANNING | Stage.COMPUTING:
+        case RoundStage.PLANNING | RoundStage.COMPUTING:
             return f"the coordinator is working on {state.stage.name} of round {state.round} {deadline}"
         case _:
             return f"waiting for {state.stage.name} of round {state.round}: missing {missing} {deadline}"
@@ -157,7 +157,7 @@ def log_progress(agreement: Agreement, before: State, after: State) -> None:
         _log_spent_rows(agreement, before.round)
     if after.stage is not before.stage or after.attempt != before.attempt:
         _log.info("%s: round %d, attempt %d", after.stage.name, after.round, after.attempt)
-    if after.stage is Stage.PLANNING and before.stage is Stage.PRESENCE:
+    if after.stage is RoundStage.PLANNING and before.stage is RoundStage.PRESENCE:
         _log_sitting_out(before, after)
     if after.groups != before.groups:
         _log_groups(before, after)
@@ -231,7 +231,7 @@ def _log_fewer_groups(after: State, agreement: Agreement) -> None:
 
 def is_reported(before: State, after: State) -> bool:
     """Return True if the round of ``before`` has just ended, with or without a result."""
-    ended = before.stage is Stage.RESULT and after.stage is not Stage.RESULT
+    ended = before.stage is RoundStage.RESULT and after.stage is not RoundStage.RESULT
     return ended or machine.abandons(before, after)
 
 

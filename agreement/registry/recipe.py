@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the coordinator has no torch
 
     from algorithms.losses import Outputs, Terms
 
-__all__ = ["BatchLoss", "ClusteredPrototypes", "Recipe", "TrainingStage", "Trains"]
+__all__ = ["BatchLoss", "ClusteredPrototypes", "Recipe", "Stage", "Trains"]
 
 BatchLoss: TypeAlias = "Callable[[Outputs, Tensor, Any], Terms]"
 """Function from outputs, labels (B,), and the received targets or None to the batch's loss and its parts.
@@ -36,7 +36,7 @@ class Trains(StrEnum):
 
 
 @dataclass(frozen=True)
-class TrainingStage:
+class Stage:
     """Epochs of local training; None takes the schedule's number. Raises ``ValueError`` for fewer than one."""
 
     trains: Trains = Trains.ALL
@@ -74,7 +74,7 @@ class Recipe:
     """
 
     objective: BatchLoss
-    stages: tuple[TrainingStage, ...] = (TrainingStage(),)
+    stages: tuple[Stage, ...] = (Stage(),)
     proximal: float = 0.0
     personal: float | None = None
     averages: ModelPart = ModelPart.EXTRACTOR
@@ -91,7 +91,7 @@ class Recipe:
         for name, weight in (("proximal", self.proximal), ("personal", self.personal or 0.0)):
             if not 0.0 <= weight < float("inf"):
                 raise ValueError(f"{name} must be a number of at least 0, not {weight}")
-        whole = len(self.stages) == 1 and self.stages[0] == TrainingStage()
+        whole = len(self.stages) == 1 and self.stages[0] == Stage()
         if self.dp_sgd is not None and (self.proximal or self.personal is not None or not whole):
             raise ValueError(
                 "dp_sgd trains one whole model: remove the proximal term, the personal model and stages of parts"

@@ -73,7 +73,7 @@ def run(config: Path, as_json: bool) -> None:
     command line, and 1, with a reason, for anything else.
     """
     from secure_server.app import run_coordinator
-    from secure_server.rounds.state import Stage
+    from secure_server.rounds.state import RoundStage
 
     loaded = load_coordinator(config)
     start_log(loaded.log_level)
@@ -84,7 +84,7 @@ def run(config: Path, as_json: bool) -> None:
                 {"run": state.run, "stage": state.stage.value, "round": state.round, "reason": state.reason}
             )
         )
-    if state.stage is not Stage.FINISHED:
+    if state.stage is not RoundStage.FINISHED:
         is_over = state.round > loaded.agreement.rounds
         where = "over" if is_over else f"at {state.stage.value} of round {state.round}"
         remedy = "start another run" if is_over else "start the same command again to resume"

@@ -68,7 +68,7 @@ from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
 from secure_server.rounds.rules import build_rules
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from secure_server.store import Received, Store
 
 _KEYS_WORD = "passphrase"
@@ -304,7 +304,7 @@ class LocalFederation:
 
     def _turn(self, site: LocalSite) -> Task:
         state = self.coordinator.state
-        if state.stage is Stage.PRESENCE:
+        if state.stage is RoundStage.PRESENCE:
             # All sites have the last result, so they train together.
             self.pool.train(state.round)
         before = self.pool.completed

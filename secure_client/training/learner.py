@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from agreement import InputSection
-from agreement.registry.recipe import Recipe, TrainingStage
+from agreement.registry.recipe import Recipe, Stage
 from algorithms.feddbp import fisher_scores
 from algorithms.fedplcc import LocalClusters, local_clusters
 from algorithms.gram_matrix import Bool, Float
@@ -166,7 +166,7 @@ class Learner:
         recipe = self._recipe
         plan = [(self._model, stage, recipe.proximal) for stage in recipe.stages]
         if self._personal is not None and recipe.personal is not None:
-            plan.append((self._personal, TrainingStage(), recipe.personal))
+            plan.append((self._personal, Stage(), recipe.personal))
         on_device = None if guide is None else guide.to(self._device)
         anchor: dict[str, Tensor] = {}
         # The model of the round's start, copied because the jobs change the model in place.

@@ -19,7 +19,7 @@ from agreement import (
     Method,
     PfplSection,
 )
-from agreement.registry.recipe import BatchLoss, ClusteredPrototypes, Recipe, TrainingStage, Trains
+from agreement.registry.recipe import BatchLoss, ClusteredPrototypes, Recipe, Stage, Trains
 from algorithms.feddbp import FeddbpLoss, fuse
 from algorithms.gram_matrix import Bool, Float
 from algorithms.method_losses import (
@@ -138,7 +138,7 @@ BUILT_IN: Mapping[Method, SiteMethod] = {
     Method.FEDREP: replace(
         _CROSS_ENTROPY,
         recipe=lambda _, recipe: replace(
-            recipe, stages=(TrainingStage(Trains.CLASSIFIER, epochs=1), TrainingStage(Trains.EXTRACTOR))
+            recipe, stages=(Stage(Trains.CLASSIFIER, epochs=1), Stage(Trains.EXTRACTOR))
         ),
     ),
     Method.DITTO: replace(
@@ -159,7 +159,7 @@ def build_recipe(agreement: Agreement) -> Recipe:
     )
     # A frozen extractor's features are the initial model's, so that one release of prototypes serves all rounds.
     if agreement.extractor_is_frozen:
-        recipe = replace(recipe, stages=(TrainingStage(Trains.CLASSIFIER),), initial_features=True)
+        recipe = replace(recipe, stages=(Stage(Trains.CLASSIFIER),), initial_features=True)
     if agreement.privacy is not None and agreement.privacy.extractor is Extractor.PRIVATE:
         recipe = replace(recipe, dp_sgd=agreement.privacy.dp_sgd)
     if agreement.clusters:

@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Groups, Quorum, Stage, State
+from secure_server.rounds.state import Groups, Quorum, RoundStage, State
 from secure_server.rounds.task_assignment import (
     check_computing,
     check_excluded,
@@ -128,7 +128,7 @@ Event = Joined | Polled | Answered | Left | Tick | Planned | Computed | ComputeF
 
 def start(rules: Rules, now: float) -> State:
     """Return a new run, open for joining. ``now`` is in seconds; :class:`Resumed` may begin another epoch."""
-    return State(rules.run, Stage.JOINING, now + rules.join_seconds)
+    return State(rules.run, RoundStage.JOINING, now + rules.join_seconds)
 
 
 def step(rules: Rules, state: State, event: Event, now: float) -> State:
@@ -160,7 +160,7 @@ def _apply_event(rules: Rules, state: State, event: Event, now: float) -> State:
             # The results must first be stored under this state's key, so no transition follows here.
             return _apply_result(rules, state, groups, excluded, now)
         case ComputeFailed():
-            check_computing(state, Stage.PLANNING)
+            check_computing(state, RoundStage.PLANNING)
             return fail_attempt(rules, state, "the aggregation failed; see the coordinator's log", now)
         case Resumed():
             return _apply_resume(rules, state, now)
@@ -172,7 +172,7 @@ def _apply_event(rules: Rules, state: State, event: Event, now: float) -> State:
 def abandons(before: State, after: State) -> bool:
     """Return True if ``after``, one step later, has abandoned the round of ``before``."""
     ended = after.round > before.round or (
-        after.stage is Stage.FINISHED and before.stage is not Stage.FINISHED
+        after.stage is RoundStage.FINISHED and before.stage is not RoundStage.FINISHED
     )
     return ended and before.setup_complete and before.round > 0 and before.last_result < before.round
 
@@ -242,13 +242,13 @@ def _apply_result(rules: Rules, state: State, groups: Groups, excluded: Set[str]
         over = replace(state, groups=groups, failures=0, benched=frozenset(), reason="")
         return next_round(rules, over, now)
     state = replace(state, excluded_from_result=tuple(sorted(excluded)), last_result=state.round)
-    return enter(rules, state, Stage.RESULT, now)
+    return enter(rules, state, RoundStage.RESULT, now)
 
 
 def _apply_resume(rules: Rules, state: State, now: float) -> State:
-    if state.stage is Stage.FINISHED or state.round > rules.rounds:
+    if state.stage is RoundStage.FINISHED or state.round > rules.rounds:
         return state
-    if state.stage is not Stage.STOPPED:
+    if state.stage is not RoundStage.STOPPED:
         # The clock began anew with the process, so the stored deadline says nothing. Benched sites may be well again:
         # what failed could have been the coordinator's machine.
         deadline = now + rules.seconds(state.stage)
@@ -257,7 +257,7 @@ def _apply_resume(rules: Rules, state: State, now: float) -> State:
     left_out = state.absent - set(state.members)
     state = replace(state, failures=0, absent=left_out, benched=frozenset(), reason="")
     if not state.members:
-        return enter(rules, state, Stage.JOINING, now)
+        return enter(rules, state, RoundStage.JOINING, now)
     if not state.setup_complete:
-        return enter(rules, state, Stage.SETUP, now)
+        return enter(rules, state, RoundStage.SETUP, now)
     return next_attempt(rules, state, now)

@@ -10,7 +10,7 @@ from functools import partial
 from agreement import Agreement, MaskingSection
 from agreement.derived.cohorts import first_round, has_common_group, min_group_size, steps_of
 from protoseal_wire.messages import Phase
-from secure_server.rounds.state import PHASE_OF_STAGE, Stage
+from secure_server.rounds.state import PHASE_OF_STAGE, RoundStage
 
 _COMPUTING_FACTOR = 10
 """Factor between the time limits of computing and VALUES: a bound for workers that hang, not for slow ones."""
@@ -63,17 +63,17 @@ class Rules:
         """Phases of a round between PRESENCE and the computation."""
         return self.round_steps if round_number else self.clustering_steps
 
-    def seconds(self, stage: Stage) -> float:
+    def seconds(self, stage: RoundStage) -> float:
         """Return the longest time of a stage, in seconds."""
         times = self.phase_seconds
         match stage:
-            case Stage.JOINING:
+            case RoundStage.JOINING:
                 return self.join_seconds
-            case Stage.SETUP:
+            case RoundStage.SETUP:
                 return times[Phase.ROSTER] + (times[Phase.SECRET] if self.needs_secret else 0.0)
-            case Stage.PLANNING:
+            case RoundStage.PLANNING:
                 return times[Phase.VALUES]
-            case Stage.COMPUTING:
+            case RoundStage.COMPUTING:
                 # Not the operator's deadline for sites: only a worker that hangs should cost the attempt.
                 return _COMPUTING_FACTOR * times[Phase.VALUES]
             case _:

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from protoseal_wire.messages import Phase, PhaseKey
 
 
-class Stage(StrEnum):
+class RoundStage(StrEnum):
     """Stage of a run, named after the event that it waits for."""
 
     JOINING = "joining"
@@ -32,19 +32,19 @@ class Stage(StrEnum):
     STOPPED = "stopped"
 
 
-PHASE_OF_STAGE: Mapping[Stage, Phase] = {
-    Stage.PRESENCE: Phase.PRESENCE,
-    Stage.DIRECTIONS: Phase.DIRECTIONS,
-    Stage.SHARES: Phase.SHARES,
-    Stage.VALUES: Phase.VALUES,
-    Stage.SURVIVORS: Phase.SURVIVORS,
-    Stage.UNMASK: Phase.UNMASK,
-    Stage.MEANS: Phase.MEANS,
-    Stage.RESULT: Phase.RESULT,
+PHASE_OF_STAGE: Mapping[RoundStage, Phase] = {
+    RoundStage.PRESENCE: Phase.PRESENCE,
+    RoundStage.DIRECTIONS: Phase.DIRECTIONS,
+    RoundStage.SHARES: Phase.SHARES,
+    RoundStage.VALUES: Phase.VALUES,
+    RoundStage.SURVIVORS: Phase.SURVIVORS,
+    RoundStage.UNMASK: Phase.UNMASK,
+    RoundStage.MEANS: Phase.MEANS,
+    RoundStage.RESULT: Phase.RESULT,
 }
 """Phase that each of a round's stages asks of sites."""
 
-STAGE_OF_PHASE: Mapping[Phase, Stage] = {phase: stage for stage, phase in PHASE_OF_STAGE.items()}
+STAGE_OF_PHASE: Mapping[Phase, RoundStage] = {phase: stage for stage, phase in PHASE_OF_STAGE.items()}
 """Stage of a round that asks sites for a phase."""
 
 STEPS = (Phase.DIRECTIONS, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.MEANS)
@@ -133,7 +133,7 @@ class State:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     run: str
-    stage: Stage
+    stage: RoundStage
     deadline: float
     joined: frozenset[str] = frozenset()
     sessions: tuple[tuple[str, int], ...] = ()
@@ -210,9 +210,9 @@ class State:
         MEANS is asked of the groups' leaders alone. RESULT is asked of all participants that get a result, including
         those that dropped out before it.
         """
-        if self.stage is Stage.MEANS:
+        if self.stage is RoundStage.MEANS:
             return self.leaders
-        if self.stage is Stage.RESULT:
+        if self.stage is RoundStage.RESULT:
             return tuple(site for site in self.participants if site not in self.excluded_from_result)
         if not self.survivors:
             return self.participants
@@ -242,7 +242,7 @@ class State:
     @property
     def over(self) -> bool:
         """True if the run has finished or stopped."""
-        return self.stage in (Stage.FINISHED, Stage.STOPPED)
+        return self.stage in (RoundStage.FINISHED, RoundStage.STOPPED)
 
     @property
     def roster_key(self) -> PhaseKey:

@@ -7,7 +7,7 @@ from collections.abc import Set
 from protoseal_wire.messages import PROTOCOL_VERSION, PhaseKey
 from secure_server.errors import JoinClosed, NotJoined, NotOnRoster, WrongPhase, WrongProtocol
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Groups, Stage, State
+from secure_server.rounds.state import Groups, RoundStage, State
 
 
 def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
@@ -18,7 +18,7 @@ def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
     the last round's RESULT can still be fetched.
     """
     # The last result can be fetched after the end: a site that was down then would lose its last round.
-    if state.stage is Stage.FINISHED:
+    if state.stage is RoundStage.FINISHED:
         return state.result_key if site in late_sites(state) & state.joined else None
     if state.over or site not in state.joined or site not in state.members:
         return None
@@ -27,13 +27,15 @@ def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
         return state.roster_key
     if site not in ready_sites(rules, state):
         return state.secret_key if state.maker in state.verified else None
-    asked = presence_sites(rules, state) if state.stage is Stage.PRESENCE else reachable_step_sites(state)
+    asked = (
+        presence_sites(rules, state) if state.stage is RoundStage.PRESENCE else reachable_step_sites(state)
+    )
     return state.asked_key if site in asked - state.answered else None
 
 
 def late_sites(state: State) -> frozenset[str]:
     """Return the sites that there is a last result for and that have not acknowledged it, in a finished run."""
-    if state.stage is not Stage.FINISHED or state.last_result != state.round:
+    if state.stage is not RoundStage.FINISHED or state.last_result != state.round:
         return frozenset()
     return frozenset(state.participants) - set(state.excluded_from_result) - state.answered
 
@@ -47,20 +49,20 @@ def reachable_step_sites(state: State) -> frozenset[str]:
     """Return the sites that the current step can be asked of: those that left the attempt get its result alone."""
     asked = frozenset(state.step_sites)
     # Sites that left have erased the attempt's secrets; a result needs none of them.
-    return asked if state.stage is Stage.RESULT else asked - state.left
+    return asked if state.stage is RoundStage.RESULT else asked - state.left
 
 
 def missing_sites(rules: Rules, state: State) -> frozenset[str]:
     """Return the sites that the current stage waits for; none where it waits for no site."""
     match state.stage:
-        case Stage.JOINING:
+        case RoundStage.JOINING:
             return frozenset(rules.roster) - state.joined
-        case Stage.SETUP:
+        case RoundStage.SETUP:
             return frozenset(state.members) - ready_sites(rules, state)
-        case Stage.PRESENCE:
+        case RoundStage.PRESENCE:
             # A site that answered and is gone since will not answer the steps that follow.
             return presence_sites(rules, state) - (state.answered - state.absent)
-        case Stage.PLANNING | Stage.COMPUTING | Stage.FINISHED | Stage.STOPPED:
+        case RoundStage.PLANNING | RoundStage.COMPUTING | RoundStage.FINISHED | RoundStage.STOPPED:
             return frozenset()
         case _:
             return reachable_step_sites(state) - state.answered
@@ -151,13 +153,13 @@ def check_expected(rules: Rules, state: State, site: str, key: PhaseKey) -> None
 
 def check_planning(state: State) -> None:
     """Raise :class:`WrongPhase` unless a plan is due: quorums are settled once, before a step is asked."""
-    if state.stage is not Stage.PLANNING:
+    if state.stage is not RoundStage.PLANNING:
         raise WrongPhase(f"no plan is due in stage {state.stage}")
 
 
-def check_computing(state: State, *others: Stage) -> None:
+def check_computing(state: State, *others: RoundStage) -> None:
     """Raise :class:`WrongPhase` unless a result, the round's only one, is due or is one of the ``others``."""
-    if state.stage not in (Stage.COMPUTING, *others):
+    if state.stage not in (RoundStage.COMPUTING, *others):
         raise WrongPhase(f"no result is due in stage {state.stage}")
 
 

@@ -16,7 +16,7 @@ from secure_server.rounds.state import (
     STAGE_OF_PHASE,
     SUM_OPENING_STEPS,
     Quorum,
-    Stage,
+    RoundStage,
     State,
     Survivors,
 )
@@ -42,7 +42,7 @@ def apply_due_transitions(rules: Rules, state: State, now: float) -> State:
 
 def stop_if_empty(rules: Rules, state: State, now: float) -> State:
     """Stop a run that waits for members who are all gone, once none came back in time."""
-    waits = state.stage in (Stage.SETUP, Stage.PRESENCE) and state.is_empty
+    waits = state.stage in (RoundStage.SETUP, RoundStage.PRESENCE) and state.is_empty
     if not waits or math.isinf(rules.empty_seconds):
         return replace(state, empty_until=None)
     until = now + rules.empty_seconds  # a clock set back must not postpone the end: the earlier time counts
@@ -66,7 +66,7 @@ def _settle_joining(rules: Rules, state: State, now: float, *, late: bool) -> St
     if len(state.joined) < rules.min_sites:
         count = f"{len(state.joined)} of at least {rules.min_sites} sites"
         return _stop(state, f"{count} joined in time; missing: {_list(missing)}")
-    return enter(rules, replace(state, members=tuple(sorted(state.joined))), Stage.SETUP, now)
+    return enter(rules, replace(state, members=tuple(sorted(state.joined))), RoundStage.SETUP, now)
 
 
 def _settle_setup(rules: Rules, state: State, now: float, *, late: bool) -> State:
@@ -81,7 +81,7 @@ def _settle_setup(rules: Rules, state: State, now: float, *, late: bool) -> Stat
         state = replace(state, failures=0, absent=state.absent | missing, reason="")
         groups = (state.members,) if rules.common_group else ()
         state = replace(state, setup_complete=True, round=rules.first_round, attempt=1, groups=groups)
-        return enter(rules, state, Stage.PRESENCE, now)
+        return enter(rules, state, RoundStage.PRESENCE, now)
     if not late:
         return state
     if rules.needs_secret and state.maker not in state.verified:
@@ -112,7 +112,7 @@ def _repeat_setup(rules: Rules, state: State, members: Set[str], now: float) -> 
         absent=state.absent & (members | state.joined),
         setup_attempt=state.setup_attempt + 1,
     )
-    return enter(rules, state, Stage.SETUP, now)
+    return enter(rules, state, RoundStage.SETUP, now)
 
 
 # Rounds
@@ -126,7 +126,7 @@ def _settle_presence(rules: Rules, state: State, now: float, *, late: bool) -> S
     able = sites_of_able_groups(rules, state, present)
     if len(able) >= rules.min_sites:
         state = replace(state, participants=tuple(sorted(able)), absent=state.absent | missing)
-        return enter(rules, state, Stage.PLANNING, now) if state.groups else next_step(rules, state, now)
+        return enter(rules, state, RoundStage.PLANNING, now) if state.groups else next_step(rules, state, now)
     # Too few sites are present. Absent sites may return until the deadline, so the attempt fails before then only
     # if it needs sites that left it and that another attempt would have.
     enough_next = _would_suffice(rules, state, present | (state.left - state.absent))
@@ -148,7 +148,7 @@ def next_step(rules: Rules, state: State, now: float) -> State:
     """Ask for the first step that is not over, given settled participants and quorums."""
     over = {step.phase for step in state.survivors}
     remaining = [phase for phase in rules.steps(state.round) if phase not in over]
-    return enter(rules, state, STAGE_OF_PHASE[remaining[0]] if remaining else Stage.COMPUTING, now)
+    return enter(rules, state, STAGE_OF_PHASE[remaining[0]] if remaining else RoundStage.COMPUTING, now)
 
 
 def _settle_step(rules: Rules, state: State, now: float, *, late: bool) -> State:
@@ -181,7 +181,7 @@ def _end_step(rules: Rules, state: State, missing: Set[str], now: float) -> Stat
     done = Survivors(phase, tuple(sorted(state.answered)))
     state = replace(state, survivors=(*state.survivors, done), absent=state.absent | missing)
     if phase is REPLANNING_STEP:  # quorums of the later steps count only sites whose directions came
-        return enter(rules, state, Stage.PLANNING, now)
+        return enter(rules, state, RoundStage.PLANNING, now)
     return next_step(rules, state, now)
 
 
@@ -205,19 +205,19 @@ class _Settle(Protocol):
     def __call__(self, rules: Rules, state: State, now: float, /, *, late: bool) -> State: ...
 
 
-_SETTLE: Mapping[Stage, _Settle] = {
-    Stage.JOINING: _settle_joining,
-    Stage.SETUP: _settle_setup,
-    Stage.PRESENCE: _settle_presence,
-    Stage.PLANNING: _settle_computing,
-    Stage.DIRECTIONS: _settle_step,
-    Stage.SHARES: _settle_step,
-    Stage.VALUES: _settle_step,
-    Stage.SURVIVORS: _settle_step,
-    Stage.UNMASK: _settle_step,
-    Stage.MEANS: _settle_step,
-    Stage.COMPUTING: _settle_computing,
-    Stage.RESULT: _settle_result,
+_SETTLE: Mapping[RoundStage, _Settle] = {
+    RoundStage.JOINING: _settle_joining,
+    RoundStage.SETUP: _settle_setup,
+    RoundStage.PRESENCE: _settle_presence,
+    RoundStage.PLANNING: _settle_computing,
+    RoundStage.DIRECTIONS: _settle_step,
+    RoundStage.SHARES: _settle_step,
+    RoundStage.VALUES: _settle_step,
+    RoundStage.SURVIVORS: _settle_step,
+    RoundStage.UNMASK: _settle_step,
+    RoundStage.MEANS: _settle_step,
+    RoundStage.COMPUTING: _settle_computing,
+    RoundStage.RESULT: _settle_result,
 }
 
 
@@ -243,7 +243,7 @@ def _sum_may_be_open(rules: Rules, state: State) -> bool:
 
     Sites that released shares refuse any other attempt of the round. For encrypted sums the sites cannot know.
     """
-    computing = state.stage is Stage.COMPUTING and bool(
+    computing = state.stage is RoundStage.COMPUTING and bool(
         set(SUM_OPENING_STEPS) & set(rules.steps(state.round))
     )
     return PHASE_OF_STAGE.get(state.stage) in SUM_OPENING_STEPS or computing
@@ -254,7 +254,7 @@ def _survivors_are_final(rules: Rules, state: State) -> bool:
 
     Where a large group's graph is complete all the same, the round is over sooner than necessary.
     """
-    if rules.masking is None or state.stage is not Stage.SURVIVORS:
+    if rules.masking is None or state.stage is not RoundStage.SURVIVORS:
         return False
     participants = set(state.participants)
     return any(len(participants & set(group)) > rules.masking.complete_up_to for group in state.groups)
@@ -310,23 +310,25 @@ def _forget_commitments(state: State) -> State:
 
 def next_attempt(rules: Rules, state: State, now: float) -> State:
     """Begin the same round once more."""
-    return enter(rules, replace(state, attempt=state.attempt + 1, left=frozenset()), Stage.PRESENCE, now)
+    return enter(rules, replace(state, attempt=state.attempt + 1, left=frozenset()), RoundStage.PRESENCE, now)
 
 
 def next_round(rules: Rules, state: State, now: float) -> State:
     """Begin the next round, or end the run: a run in which no round had a result has not finished."""
     if state.round >= rules.rounds and state.last_result:
-        return replace(state, stage=Stage.FINISHED)
+        return replace(state, stage=RoundStage.FINISHED)
     state = replace(_clear_attempt(_forget_commitments(state)), round=state.round + 1, attempt=1)
     # One round past the last marks a run that is over for good: ``Resumed`` leaves it as it is.
     if state.round > rules.rounds:
         return _stop(state, f"no round of the run had a result; the last failure: {state.reason}")
-    return enter(rules, state, Stage.PRESENCE, now)
+    return enter(rules, state, RoundStage.PRESENCE, now)
 
 
-def enter(rules: Rules, state: State, stage: Stage, now: float) -> State:
+def enter(rules: Rules, state: State, stage: RoundStage, now: float) -> State:
     """Begin a stage, with its full time."""
-    if stage is Stage.VALUES:  # before the first request leaves: a site may answer, and the coordinator die
+    if (
+        stage is RoundStage.VALUES
+    ):  # before the first request leaves: a site may answer, and the coordinator die
         state = _commit_asked_sites(state)
     return replace(state, stage=stage, answered=frozenset(), deadline=now + rules.seconds(stage))
 
@@ -353,7 +355,7 @@ def _clear_attempt(state: State) -> State:
 
 
 def _stop(state: State, reason: str) -> State:
-    return replace(state, stage=Stage.STOPPED, reason=reason)
+    return replace(state, stage=RoundStage.STOPPED, reason=reason)
 
 
 def _list(sites: Iterable[str]) -> str:

@@ -11,13 +11,13 @@ from protoseal_wire.messages import Finished, Phase, Stopped, Work
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.rounds.rules import build_rules
-from secure_server.rounds.state import STAGE_OF_PHASE, Stage, State
+from secure_server.rounds.state import STAGE_OF_PHASE, RoundStage, State
 
 SECONDS = 10.0
 """Seconds of every phase."""
 ATTEMPTS = 2
 _TURNS = 200
-_ORDER = tuple(Stage)
+_ORDER = tuple(RoundStage)
 
 
 class Clock:
@@ -48,7 +48,7 @@ class Loss:
         """Return True if the site is away, as it is in every further attempt of the round."""
         if not state.setup_complete or state.over or state.round != self.round:
             return False
-        if self.back and state.stage is Stage.RESULT:
+        if self.back and state.stage is RoundStage.RESULT:
             return False
         return state.attempt > 1 or _ORDER.index(state.stage) >= _ORDER.index(STAGE_OF_PHASE[self.phase])
 
@@ -89,7 +89,7 @@ def play(federation: LocalFederation, clock: Clock, losses: Sequence[Loss] = ())
         site.join()
     for _ in range(_TURNS):
         worked = take_turns(federation, losses, lost)
-        if federation.coordinator.state.stage is Stage.FINISHED:
+        if federation.coordinator.state.stage is RoundStage.FINISHED:
             # One that missed the last result is given it first.
             assert all(any(isinstance(site.step(), Finished) for _ in range(2)) for site in federation.sites)
             return

@@ -42,7 +42,7 @@ from secure_client.errors import DataError, DataLost
 from secure_client.output.site_log import SiteRound
 from secure_client.training import lost_data
 from secure_client.training.lost_data import RetryingSource
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from tests.conformance.drop_outs import SECONDS, Clock, set_deadlines
 from tests.support.marks import full_but
 from tests.support.site_data import preprocessed
@@ -230,7 +230,7 @@ def play(
         except DataError as error:
             run.error = error
         for _ in range(_TURNS):
-            if federation.coordinator.state.stage is Stage.FINISHED:
+            if federation.coordinator.state.stage is RoundStage.FINISHED:
                 break
             transport.take_turns()
         run.rounds = [(each.round, each.attempt, each.sites) for each in federation.rounds]

@@ -21,7 +21,7 @@ from algorithms.pfpl import Weighting
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire.messages import Phase
 from secure_server.round_log import CoordinatorRound
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from tests.conformance.drop_outs import SECONDS, Clock, Loss, play, set_deadlines, take_turns
 from tests.conformance.federations import agreement_for, data_for, grouped_agreement
 from tests.conformance.transcripts import Record, check_predictions, recording_federation
@@ -69,8 +69,8 @@ def play_to_stop(federation: LocalFederation, clock: Clock, losses: list[Loss]) 
     """Play up to where the run stops; ``AssertionError`` for a run that finishes."""
     for site in federation.sites:
         site.join()
-    while (stage := federation.coordinator.state.stage) is not Stage.STOPPED:
-        assert stage is not Stage.FINISHED
+    while (stage := federation.coordinator.state.stage) is not RoundStage.STOPPED:
+        assert stage is not RoundStage.FINISHED
         if not take_turns(federation, losses):
             clock.now += SECONDS + 1.0
             federation.coordinator.tick()

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_server.rounds.state import Stage, State
+from secure_server.rounds.state import RoundStage, State
 from secure_server.store import Store
 
 RUN, AGREEMENT = "r1", b"a" * 32
@@ -34,7 +34,7 @@ def content_of(number: int) -> bytes:
 
 def write(store: Store, number: int) -> None:
     """Write one upload, one result and the state they lead to."""
-    state = State(RUN, Stage.PRESENCE, 0.0, round=1, attempt=number)
+    state = State(RUN, RoundStage.PRESENCE, 0.0, round=1, attempt=number)
     content = content_of(number)
     store.save(state, upload=(key_of(number), "ada", content), results={"ada": content})
 

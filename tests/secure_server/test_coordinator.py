@@ -37,7 +37,7 @@ from secure_server.errors import UploadTooLarge, WrongPhase
 from secure_server.membership import MembershipChecks
 from secure_server.phase_requests import PhaseRequests
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from secure_server.store import Store
 from tests.secure_server.conftest import Identities
 from tests.secure_server.exchanges.fedpc_play import SECONDS, Play, playing
@@ -113,7 +113,7 @@ class Scene:
         for site in self.federation.sites:
             site.join()
 
-    def go_to(self, stage: Stage) -> None:
+    def go_to(self, stage: RoundStage) -> None:
         """Let the sites take turns until then."""
         for _ in range(20):
             for site in self.federation.sites:
@@ -139,7 +139,7 @@ class TestReports:
 
         coordinator = scene.coordinator(on_round=full_disk)
         scene.federation.run()
-        assert coordinator.state.stage is Stage.FINISHED
+        assert coordinator.state.stage is RoundStage.FINISHED
         lines = [record.message for record in caplog.records if record.levelno == logging.ERROR]
         assert lines == ["round 1 could not be reported", "round 2 could not be reported"]
         scene.clock.now += 31.0
@@ -151,7 +151,7 @@ class TestReports:
         log = tmp_path / "rounds.jsonl"
         scene.coordinator(on_round=lambda completed: append_round(log, completed))
         scene.join()
-        scene.go_to(Stage.RESULT)
+        scene.go_to(RoundStage.RESULT)
 
         def killed(state: object, **_: object) -> None:
             if scene.federation.coordinator.state.answered == set(HOLDINGS) - {last.name}:
@@ -167,16 +167,16 @@ class TestReports:
             last.step()
         monkeypatch.undo()
         scene.coordinator(on_round=lambda completed: append_round(log, completed))
-        scene.go_to(Stage.FINISHED)
+        scene.go_to(RoundStage.FINISHED)
         assert len(log.read_text().splitlines()) == 3
         assert [each.round for each in read_rounds(log)] == [1, 2]
 
     def test_report_restart_counts_seconds_of_this_process(self, scene: Scene) -> None:
         scene.coordinator()
         scene.join()
-        scene.go_to(Stage.RESULT)
+        scene.go_to(RoundStage.RESULT)
         scene.coordinator(on_round=scene.federation.log.put_round)
-        scene.go_to(Stage.PRESENCE)
+        scene.go_to(RoundStage.PRESENCE)
         (completed,) = scene.federation.rounds
         assert 0.0 < completed.total_seconds < 60.0
 
@@ -186,18 +186,18 @@ class TestComputing:
         by_hand = ByHand()
         coordinator = scene.coordinator(background=by_hand, on_round=scene.federation.rounds.append)
         scene.join()
-        scene.go_to(Stage.COMPUTING)
+        scene.go_to(RoundStage.COMPUTING)
         scene.clock.now += 10 * PHASE_SECONDS
         coordinator.tick()
-        assert (coordinator.state.stage, coordinator.state.attempt) == (Stage.PRESENCE, 2)
+        assert (coordinator.state.stage, coordinator.state.attempt) == (RoundStage.PRESENCE, 2)
         (hung, _), *_ = by_hand.jobs
         assert hung.cancelled()
-        scene.go_to(Stage.COMPUTING)
+        scene.go_to(RoundStage.COMPUTING)
         coordinator.tick()
-        assert coordinator.state.stage is Stage.COMPUTING, "the first job's end is not the second's"
+        assert coordinator.state.stage is RoundStage.COMPUTING, "the first job's end is not the second's"
         by_hand.finish(1)
         coordinator.tick()
-        assert (coordinator.state.stage, coordinator.state.attempt) == (Stage.RESULT, 2)
+        assert (coordinator.state.stage, coordinator.state.attempt) == (RoundStage.RESULT, 2)
 
     def test_compute_failure_reason_stays_in_the_log(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -208,7 +208,7 @@ class TestComputing:
         monkeypatch.setattr(Aggregator, "combine", broken)
         coordinator = scene.coordinator()
         scene.join()
-        scene.go_to(Stage.STOPPED)
+        scene.go_to(RoundStage.STOPPED)
         task = coordinator.next_task("clinic-a", TaskRequest(PROTOCOL_VERSION, coordinator.state.run))
         reason = "round 1, attempt 2: the aggregation failed; see the coordinator's log"
         assert task == Stopped(reason)
@@ -323,8 +323,8 @@ def ended(request: pytest.FixtureRequest, identities: Identities, tmp_path: Path
     """A run that a site left between its last values and their result."""
     with playing(fedpc_agreement(request.param), *identities, tmp_path) as play:
         play.join()
-        play.go_to(Stage.RESULT, ROUNDS)
-        play.go_to(Stage.FINISHED, without=[LATE])
+        play.go_to(RoundStage.RESULT, ROUNDS)
+        play.go_to(RoundStage.FINISHED, without=[LATE])
         yield play
 
 
@@ -342,8 +342,8 @@ def test_finished_run_late_site_gets_its_group_result(ended: Play) -> None:
 def test_finished_run_other_sites_are_told_the_end(identities: Identities, tmp_path: Path) -> None:
     with playing(fedpc_agreement(Protection.PLAIN), *identities, tmp_path) as play:
         play.join()
-        play.go_to(Stage.PRESENCE, ROUNDS)
-        play.go_to(Stage.FINISHED, without=[LATE])
+        play.go_to(RoundStage.PRESENCE, ROUNDS)
+        play.go_to(RoundStage.FINISHED, without=[LATE])
         for site in (LATE, PEER):
             assert isinstance(play.sites[site].step(), Finished)
         key = play.state.result_key

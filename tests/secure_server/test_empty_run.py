@@ -14,7 +14,7 @@ from protoseal_wire.messages import LeaveRequest
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import WaitLog
 from secure_server.rounds.machine import Joined, Left, Polled, Resumed, Tick
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from tests.secure_server.rounds.round_player import RULES, SITES, Player, in_round
 from tests.secure_server.scripted_sites import Clock
 from tests.secure_server.test_coordinator import Scene
@@ -51,7 +51,7 @@ def test_empty_run_stops_in_time_and_resumes(begin: object) -> None:
     player.wait(EMPTY - 1)
     assert not player.state.over
     player.wait(1)
-    assert player.stage is Stage.STOPPED
+    assert player.stage is RoundStage.STOPPED
     assert (player.state.is_empty, player.state.members) == (True, SITES)
     assert player.state.reason
     player.do(Resumed())
@@ -69,15 +69,15 @@ def test_empty_run_call_of_a_member_keeps_it_alive(word: type[Joined | Polled]) 
     left(player, SITES[0])
     player.do(Joined(SITES[0]), word(SITES[0]))
     player.wait(EMPTY)
-    assert (player.stage, player.state.empty_until) == (Stage.PRESENCE, None)
+    assert (player.stage, player.state.empty_until) == (RoundStage.PRESENCE, None)
 
 
 def test_empty_run_silence_counts_from_the_missed_deadline() -> None:
     player = in_round(LIMITED)
     player.to_deadline()
-    assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+    assert (player.stage, player.state.attempt) == (RoundStage.PRESENCE, 2)
     player.wait(EMPTY)
-    assert player.stage is Stage.STOPPED
+    assert player.stage is RoundStage.STOPPED
     assert player.state.failures == 1, "not for the failed attempts"
 
 
@@ -91,7 +91,7 @@ def test_empty_run_clock_set_back_does_not_prolong_it_but_restart_does() -> None
     player.now -= 1e6
     player.do(Tick())
     player.wait(EMPTY)
-    assert player.stage is Stage.STOPPED
+    assert player.stage is RoundStage.STOPPED
 
 
 def test_empty_run_without_limit_waits_for_deadlines() -> None:
@@ -131,7 +131,7 @@ class TestCoordinator:
         assert scene.federation.sites[0].name not in line
         assert "(deadline in 42 s)" in line
         scene.join()
-        scene.go_to(Stage.PRESENCE)
+        scene.go_to(RoundStage.PRESENCE)
         assert (
             said.new()[-1]
             == f"waiting for PRESENCE of round 1: missing {', '.join(names)} (deadline in 60 s)"
@@ -142,7 +142,7 @@ class TestCoordinator:
     ) -> None:
         said = _Said(caplog)
         scene.join()
-        scene.go_to(Stage.PRESENCE)
+        scene.go_to(RoundStage.PRESENCE)
         for site in scene.federation.sites:
             coordinator.leave(site.name, LeaveRequest(coordinator.state.session(site.name)))
         assert "(the run stops in 15 s)" in said.new()[-1]
@@ -152,7 +152,7 @@ class TestCoordinator:
         assert coordinator.state.reason in caplog.text
         scene.coordinator()
         scene.join()
-        scene.go_to(Stage.FINISHED)
+        scene.go_to(RoundStage.FINISHED)
 
 
 class _Said:

@@ -39,7 +39,7 @@ from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.errors import BadPayload, NotJoined, WrongIdentity, WrongProtocol
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from secure_server.store import Store
 from tests.secure_server.conftest import Identities
 from tests.secure_server.exchanges.fedpc_play import Play, playing
@@ -163,11 +163,11 @@ def test_close_joining_ended_certificate_leaves_site_out(scene: Scene) -> None:
     scene.join(SHORT, *OTHERS[:-1])
     scene.wait(LEFT)
     scene.join(OTHERS[-1])
-    assert scene.coordinator.state.stage is Stage.JOINING, "as for any other site that is missing"
+    assert scene.coordinator.state.stage is RoundStage.JOINING, "as for any other site that is missing"
     assert scene.coordinator.state.joined == set(OTHERS)
     scene.clock.now += 3600.0
     scene.coordinator.tick()
-    assert (scene.coordinator.state.stage, scene.coordinator.state.members) == (Stage.SETUP, OTHERS)
+    assert (scene.coordinator.state.stage, scene.coordinator.state.members) == (RoundStage.SETUP, OTHERS)
     assert tuple(scene.coordinator.roster().members) == OTHERS
     scene.verify_as_a_site(datetime.now(UTC) + LEFT)
 
@@ -177,7 +177,7 @@ def test_close_joining_ended_certificate_may_leave_too_few(scene: Scene) -> None
     scene.wait(LEFT)
     scene.clock.now += 3600.0
     scene.coordinator.tick()
-    assert scene.coordinator.state.stage is Stage.STOPPED
+    assert scene.coordinator.state.stage is RoundStage.STOPPED
     assert scene.coordinator.state.reason == (
         f"2 of at least 3 sites joined in time; missing: {SHORT}, {OTHERS[-1]}"
     )
@@ -251,11 +251,11 @@ def test_join_statement_of_another_site_is_refused(scene: Scene, monkeypatch: py
 
 
 STAGES = {
-    Stage.JOINING: (RunStage.JOINING, 0, True),
-    Stage.SETUP: (RunStage.UNDER_WAY, 0, True),
-    Stage.PRESENCE: (RunStage.UNDER_WAY, 0, False),
-    Stage.RESULT: (RunStage.UNDER_WAY, 1, False),
-    Stage.FINISHED: (RunStage.FINISHED, 2, False),
+    RoundStage.JOINING: (RunStage.JOINING, 0, True),
+    RoundStage.SETUP: (RunStage.UNDER_WAY, 0, True),
+    RoundStage.PRESENCE: (RunStage.UNDER_WAY, 0, False),
+    RoundStage.RESULT: (RunStage.UNDER_WAY, 1, False),
+    RoundStage.FINISHED: (RunStage.FINISHED, 2, False),
 }
 """The stage, the round, and whether a site that has not joined still may."""
 LATE = "a"
@@ -283,7 +283,7 @@ def listing(play: Play, site: str) -> Listing:
 
 def test_check_every_stage_changes_neither_run_nor_store(play: Play, tmp_path: Path) -> None:
     for stage, (told, number, may_join) in STAGES.items():
-        if stage is not Stage.JOINING:
+        if stage is not RoundStage.JOINING:
             play.go_to(stage, without=[LATE])
         files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         state = play.state

@@ -13,7 +13,7 @@ from agreement import FedpcSection, Protection
 from agreement.registry.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.rounds.rules import build_rules
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from tests.secure_server.conftest import Identities
 from tests.secure_server.exchanges.fedpc_play import Play, playing
 from tests.secure_server.scripted_sites import NEAR, fedpc_agreement
@@ -39,8 +39,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
 
 
 def test_log_groups_once_formed(masked: Play, lines: Lines) -> None:
-    masked.go_to(Stage.PRESENCE, 0)
-    masked.go_to(Stage.PRESENCE, 1, without=("x",))
+    masked.go_to(RoundStage.PRESENCE, 0)
+    masked.go_to(RoundStage.PRESENCE, 1, without=("x",))
     assert "group 1: a, b, c, d, x" in lines
     assert "group 2: w, y, z" in lines
     assert "sites absent from the clustering join the largest group: x" in lines
@@ -73,28 +73,28 @@ def test_log_fewer_groups_than_agreed_warns(
     )
     with caplog.at_level(logging.INFO, LOG), playing(agreement, *identities, tmp_path) as play:
         play.join()
-        play.go_to(Stage.PRESENCE, 1)
+        play.go_to(RoundStage.PRESENCE, 1)
     warned = [line for line in caplog.messages if line.startswith("groups = ")]
     assert len(warned) == (said is not None)
     assert all(line.startswith(str(said)) for line in warned)
 
 
 def test_log_drop_out_names_site_and_step(masked: Play, lines: Lines) -> None:
-    masked.go_to(Stage.VALUES, 1)
-    masked.go_to(Stage.SURVIVORS, 1, without=("d",))
+    masked.go_to(RoundStage.VALUES, 1)
+    masked.go_to(RoundStage.SURVIVORS, 1, without=("d",))
     assert "round 1: d dropped out in VALUES" in lines
 
 
 def test_log_small_group_names_sites_that_sit_out(masked: Play, lines: Lines) -> None:
-    masked.go_to(Stage.PRESENCE, 1)
-    masked.go_to(Stage.SHARES, 1, without=("a", "b"))
+    masked.go_to(RoundStage.PRESENCE, 1)
+    masked.go_to(RoundStage.SHARES, 1, without=("a", "b"))
     assert "round 1: c, d sit out, because too few members of their group are present" in lines
     assert "round 1: continuing without a, b" in lines
 
 
 def test_log_abandoned_last_round_at_the_end(masked: Play, lines: Lines) -> None:
-    masked.go_to(Stage.UNMASK, 2)
-    masked.go_to(Stage.FINISHED, without=("b", "c"))
+    masked.go_to(RoundStage.UNMASK, 2)
+    masked.go_to(RoundStage.FINISHED, without=("b", "c"))
     why = "round 2, attempt 1: no released shares from b, c; the round is abandoned, without a result"
     assert f"the run is over: {why}" in lines
     assert (masked.rounds[-1].round, masked.rounds[-1].abandoned) == (2, True)
@@ -102,17 +102,17 @@ def test_log_abandoned_last_round_at_the_end(masked: Play, lines: Lines) -> None
 
 def test_log_restart_of_stopped_run_names_the_reason(masked: Play, lines: Lines) -> None:
     for number in (1, 2):
-        masked.go_to(Stage.UNMASK, number)
+        masked.go_to(RoundStage.UNMASK, number)
         masked.late()
-    assert masked.state.stage is Stage.STOPPED
+    assert masked.state.stage is RoundStage.STOPPED
     masked.restart()
     assert f"the run is over: {masked.state.reason}" in lines
     assert masked.state.reason.startswith("no round of the run had a result")
 
 
 def test_log_abandoned_round_warns(masked: Play, lines: Lines) -> None:
-    masked.go_to(Stage.UNMASK, 1)
-    masked.go_to(Stage.PRESENCE, 2, without=("b", "c"))
+    masked.go_to(RoundStage.UNMASK, 1)
+    masked.go_to(RoundStage.PRESENCE, 2, without=("b", "c"))
     assert (
         "round 1, attempt 1: no released shares from b, c; the round is abandoned, without a result" in lines
     )

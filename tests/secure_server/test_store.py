@@ -16,7 +16,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server import store as store_module
 from secure_server.errors import Conflict, StoreInUse, WrongPhase, WrongStore
 from secure_server.rounds import machine
-from secure_server.rounds.state import Stage, State
+from secure_server.rounds.state import RoundStage, State
 from secure_server.store import Received, ResultReference, Store
 from tests.secure_server.rounds.round_player import RULES, SITES, START, Player, in_round
 
@@ -201,7 +201,7 @@ class TestResults:
     """A site's latest result stays until it has a newer one: it may have missed it."""
 
     def give(self, store: Store, number: int, results: dict[str, bytes], attempt: int = 1) -> PhaseKey:
-        state = State("r1", Stage.RESULT, 0.0, round=number, attempt=attempt)
+        state = State("r1", RoundStage.RESULT, 0.0, round=number, attempt=attempt)
         store.save(state, results=results)
         return state.result_key
 
@@ -249,7 +249,7 @@ class TestResults:
         assert store.content(b"0" * 32) is None
 
     def test_prune_sum_stays_until_a_newer_sum(self, store: Store) -> None:
-        state = State("r1", Stage.RESULT, 0.0, round=1, attempt=1)
+        state = State("r1", RoundStage.RESULT, 0.0, round=1, attempt=1)
         store.save(state, results={"ada": b"one", "bea": b"one"}, sums=dict.fromkeys(("ada", "bea"), b"sum"))
         for number in (2, 3):
             self.give(store, number, {"ada": b"two", "bea": b"two"})

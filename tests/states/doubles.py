@@ -30,7 +30,7 @@ from secure_client.protocol.secure_aggregation import SecureAggregation
 from secure_server.aggregator import Aggregator
 from secure_server.rounds import task_assignment, transitions
 from secure_server.rounds.machine import Planned
-from secure_server.rounds.state import Stage, State
+from secure_server.rounds.state import RoundStage, State
 from secure_server.store import Store
 from tests.states.interleaving import no_lock
 from tests.states.invariants import Promise
@@ -223,7 +223,7 @@ def _waits_for_all() -> AbstractContextManager[object]:
     def wrong(rules: Any, state: State, now: float, *, late: bool) -> State:
         return settled(rules, state, now, late=False)
 
-    return patch.dict(transitions._SETTLE, {Stage.PRESENCE: wrong})
+    return patch.dict(transitions._SETTLE, {RoundStage.PRESENCE: wrong})
 
 
 def _repeats_signed_rounds() -> AbstractContextManager[object]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protoseal_wire.messages import Finished
-from secure_server.rounds.state import Stage, State
+from secure_server.rounds.state import RoundStage, State
 from tests.states.invariants import Promise, Violation
 from tests.states.scene import Scene
 
@@ -21,7 +21,7 @@ _NO_RESULT = "no round of the run had a result"
 class Ending:
     """Outcome of a run, or of several that were played at once."""
 
-    stage: Stage
+    stage: RoundStage
     reason: str
     turns: int
     violations: list[Violation]
@@ -35,7 +35,7 @@ class Ending:
 
 def together(endings: Sequence[Ending], states: set[int]) -> Ending:
     """Return the ending of runs that were played at once: stopped where one did."""
-    stopped = [each for each in endings if each.stage is Stage.STOPPED]
+    stopped = [each for each in endings if each.stage is RoundStage.STOPPED]
     return Ending(
         stopped[0].stage if stopped else endings[0].stage,
         "; ".join(each.reason for each in stopped),
@@ -62,7 +62,7 @@ class Operators:
         waiting = [site for site in scene.alive if site.outcome is None and not site.is_given_up]
         if waiting and idle <= _LONG_IDLE:
             return False
-        return not (scene.state.stage is Stage.STOPPED and self._start_all_again())
+        return not (scene.state.stage is RoundStage.STOPPED and self._start_all_again())
 
     def _start_all_again(self) -> bool:
         """Restart a stopped run as its operators do; return True if they do."""
@@ -86,14 +86,14 @@ def check_end(scene: Scene) -> None:
     if state is None or not state.over:
         return
     broken = scene.monitor.broken
-    if state.stage is Stage.FINISHED:
+    if state.stage is RoundStage.FINISHED:
         scene.monitor.finished(state, _finished(scene))
     for site in scene.alive:
         if site.outcome is None:
             broken(Promise.ENDS, f"{site.name} did not end though the run is {state.stage}")
-    if state.stage is Stage.STOPPED and not state.reason:
+    if state.stage is RoundStage.STOPPED and not state.reason:
         broken(Promise.ENDS, "the run stopped and does not say why")
-    if state.stage is Stage.STOPPED and _has_enough(scene) and not _says_no_result(state):
+    if state.stage is RoundStage.STOPPED and _has_enough(scene) and not _says_no_result(state):
         broken(Promise.ENDS, f"stopped with enough healthy sites: {state.reason}")
 
 

@@ -38,7 +38,7 @@ from secure_server.rounds.machine import (
     Tick,
 )
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Quorum, Stage, State
+from secure_server.rounds.state import Quorum, RoundStage, State
 from secure_server.rounds.task_assignment import task_for
 from tests.secure_server.rounds.round_player import survivors_of
 from tests.states.site_rules import Asked, Journal, Refused, answered
@@ -249,8 +249,8 @@ class Explorer:
 
     def _machine_step(self, run: State, event: Event, now: float) -> State:
         run = machine.step(self._rules, run, event, now)
-        while run.stage in (Stage.PLANNING, Stage.COMPUTING):
-            own = self._plan(run) if run.stage is Stage.PLANNING else Computed()
+        while run.stage in (RoundStage.PLANNING, RoundStage.COMPUTING):
+            own = self._plan(run) if run.stage is RoundStage.PLANNING else Computed()
             run = machine.step(self._rules, run, own, now)
         return replace(run, deadline=_DEADLINE, reason=run.reason if run.over else "", sessions=())
 
@@ -277,7 +277,7 @@ class Explorer:
                 end = self._ends[whole]
                 break
             path.append(whole)
-            if whole.run.stage is Stage.FINISHED or whole.run.round > self._rules.rounds:
+            if whole.run.stage is RoundStage.FINISHED or whole.run.round > self._rules.rounds:
                 end = _WITH_RESULT if whole.run.last_result else _WITHOUT
                 break
             if sum(site.process != _GONE for site in whole.sites) < _LEAST:  # one came too late to join

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from tests.states.disks import LEDGER
 from tests.states.faults import FaultPlan
 from tests.states.federations import casts_of
@@ -24,7 +24,7 @@ class Trace:
     plan: str
     results: frozenset[tuple[int, int]] = _BOTH
     federation: str = "feddbp"
-    stage: Stage = Stage.FINISHED
+    stage: RoundStage = RoundStage.FINISHED
     left_out: tuple[str, ...] = field(default=())
 
 
@@ -102,7 +102,7 @@ def test_ledger_without_its_last_line_is_refused_in_the_next_run(tmp_path: Path)
     ledger = ledgers / "clinic-c" / LEDGER
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
     ending = play_in(tmp_path / "second", [second], FaultPlan(()), ledgers)
-    assert ending.stage is Stage.FINISHED
+    assert ending.stage is RoundStage.FINISHED
     refused = [each.text for each in ending.violations if "RolledBackError" in each.text]
     assert refused
     assert all(text.startswith("clinic-c: ") for text in refused)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from tests.states.ending import Ending
 from tests.states.faults import FaultPlan, draw_plan
 from tests.states.federations import casts_of
@@ -37,7 +37,9 @@ class Report:
         self.states |= ending.states
         self.faults.update(fault.kind for fault in plan.faults)
         self.missed += ending.unused
-        self.ends[f"{ending.stage} ({ending.reason})" if ending.stage is Stage.STOPPED else ending.stage] += 1
+        self.ends[
+            f"{ending.stage} ({ending.reason})" if ending.stage is RoundStage.STOPPED else ending.stage
+        ] += 1
         for violation in ending.violations:
             self.found.setdefault(violation.promise, (plan, violation))
 

@@ -17,7 +17,7 @@ from privacy.ledger.hash_chain import Anchor
 from protoseal_wire.messages import PhaseKey
 from secure_client import errors
 from secure_client.errors import Unreachable
-from secure_server.rounds.state import Stage, State
+from secure_server.rounds.state import RoundStage, State
 from secure_server.store import Store
 from tests.states.disks import Disk
 from tests.states.ending import Ending, Operators, check_end, fingerprint
@@ -96,7 +96,7 @@ class World:
         scene = self.scene
         check_end(scene)
         state = scene.state if scene.coordinator.is_up else None
-        stage, reason = (Stage.STOPPED, "down") if state is None else (state.stage, state.reason)
+        stage, reason = (RoundStage.STOPPED, "down") if state is None else (state.stage, state.reason)
         self.kill()
         return Ending(
             stage,

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from agreement import ModelPart, Optimiser
-from agreement.registry.recipe import Recipe, TrainingStage, Trains
+from agreement.registry.recipe import Recipe, Stage, Trains
 from algorithms.method_losses import CrossEntropyLoss
 from algorithms.prototypes import Targets
 from secure_client.data import SiteData
@@ -167,7 +167,7 @@ def test_fedavg_is_fedprox_without_the_pull() -> None:
 # FedRep
 
 HEAD_EPOCHS = 3
-STAGES = (TrainingStage(Trains.CLASSIFIER, HEAD_EPOCHS), TrainingStage(Trains.EXTRACTOR))
+STAGES = (Stage(Trains.CLASSIFIER, HEAD_EPOCHS), Stage(Trains.EXTRACTOR))
 
 
 def is_head(name: str) -> bool:

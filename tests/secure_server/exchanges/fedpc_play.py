@@ -22,7 +22,7 @@ from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
 from secure_server.rounds.rules import build_rules
-from secure_server.rounds.state import PHASE_OF_STAGE, Stage, State
+from secure_server.rounds.state import PHASE_OF_STAGE, RoundStage, State
 from secure_server.store import Store
 from tests.secure_server.scripted_sites import (
     CLASSES,
@@ -95,7 +95,7 @@ class Play:
         for site in self.sites.values():
             site.join()
 
-    def go_to(self, stage: Stage, number: int | None = None, without: Collection[str] = ()) -> None:
+    def go_to(self, stage: RoundStage, number: int | None = None, without: Collection[str] = ()) -> None:
         """Let all but ``without`` take turns until the run is there; when all of them wait, time passes."""
         for _ in range(60):
             before = self.state
@@ -205,7 +205,7 @@ Change = Callable[[ScriptedSite, PhaseKey, bytes], bytes]
 
 
 def check_refused(
-    play: Play, stage: Stage, number: int, change: Change, error: type[Exception], match: str = ""
+    play: Play, stage: RoundStage, number: int, change: Change, error: type[Exception], match: str = ""
 ) -> None:
     """Check that the victim's changed answer is refused, and its own answer after that is taken."""
     play.go_to(stage, number)
@@ -220,7 +220,7 @@ def check_refused(
     assert VICTIM in play.state.answered
 
 
-def check_passes(play: Play, stage: Stage, change: Change) -> None:
+def check_passes(play: Play, stage: RoundStage, change: Change) -> None:
     """Check that the victim's changed answer is taken."""
     play.go_to(stage, 1)
     site, key = play.sites[VICTIM], play.state.key(PHASE_OF_STAGE[stage])

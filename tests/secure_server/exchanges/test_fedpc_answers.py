@@ -20,7 +20,7 @@ from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import Phase, PhaseKey, ReleasedShares, SharesMade, SurvivorSignature
 from secure_server.errors import BadPayload, UploadTooLarge
 from secure_server.exchanges import secure_aggregation, sums
-from secure_server.rounds.state import PHASE_OF_STAGE, Stage
+from secure_server.rounds.state import PHASE_OF_STAGE, RoundStage
 from tests.adversary.stopped_run import stopped_at
 from tests.secure_server.exchanges.fedpc_play import VICTIM, Change, Play, check_passes, check_refused
 from tests.secure_server.scripted_sites import CLASSES, DIM, FAR, NEAR, PARAMETERS, ScriptedSite
@@ -71,16 +71,16 @@ SHARES: dict[str, tuple[type[Exception], str, Change]] = {
 @pytest.mark.parametrize("case", SHARES)
 def test_shares(masked: Play, case: str) -> None:
     error, match, change = SHARES[case]
-    check_refused(masked, Stage.SHARES, 1, change, error, match)
+    check_refused(masked, RoundStage.SHARES, 1, change, error, match)
 
 
 def test_shares_of_an_earlier_attempt(masked: Play) -> None:
-    masked.go_to(Stage.SHARES, 1)
-    key = masked.state.key(PHASE_OF_STAGE[Stage.SHARES])
+    masked.go_to(RoundStage.SHARES, 1)
+    key = masked.state.key(PHASE_OF_STAGE[RoundStage.SHARES])
     old = masked.sites[VICTIM].answer(key, masked.sites[VICTIM].download(key))
-    masked.go_to(Stage.PRESENCE, 1, without=("a", "b"))
+    masked.go_to(RoundStage.PRESENCE, 1, without=("a", "b"))
     masked.restart()  # and nobody is benched any more
-    check_refused(masked, Stage.SHARES, 1, lambda *_: old, VerificationError)
+    check_refused(masked, RoundStage.SHARES, 1, lambda *_: old, VerificationError)
 
 
 # Values
@@ -113,7 +113,7 @@ MASKED_VALUES: dict[str, tuple[type[Exception], Change]] = {
 @pytest.mark.parametrize("case", MASKED_VALUES)
 def test_masked_values(masked: Play, case: str) -> None:
     error, change = MASKED_VALUES[case]
-    check_refused(masked, Stage.VALUES, 1, change, error)
+    check_refused(masked, RoundStage.VALUES, 1, change, error)
 
 
 def _vector(change: Callable[[Any], None]) -> Change:
@@ -148,11 +148,11 @@ PLAIN_VALUES: dict[str, tuple[type[Exception], str, Change]] = {
 @pytest.mark.parametrize("case", PLAIN_VALUES)
 def test_plain_values(plain: Play, case: str) -> None:
     error, match, change = PLAIN_VALUES[case]
-    check_refused(plain, Stage.VALUES, 1, change, error, match)
+    check_refused(plain, RoundStage.VALUES, 1, change, error, match)
 
 
 def test_values_at_their_bounds_are_good(plain: Play) -> None:
-    plain.go_to(Stage.VALUES, 1)
+    plain.go_to(RoundStage.VALUES, 1)
     site, key = plain.sites[VICTIM], plain.state.key(Phase.VALUES)
     honest = site.answer(key, site.download(key))
 
@@ -169,12 +169,12 @@ def test_rows_for_the_clustering(request: pytest.FixtureRequest, protection: str
     play: Play = request.getfixturevalue(protection)
     other = "rotation/1" if protection == "plain" else "plain/1"
     long = _words(lambda p: replace(p, arrays=(p.arrays[0] * 10.0,)))
-    check_refused(play, Stage.VALUES, 0, long, MalformedError, "norm")
+    check_refused(play, RoundStage.VALUES, 0, long, MalformedError, "norm")
     play.restart()
     play.late()
     play.late()
     unturned = _words(lambda p: replace(p, scheme=other))
-    check_refused(play, Stage.VALUES, 0, unturned, MalformedError, "scheme")
+    check_refused(play, RoundStage.VALUES, 0, unturned, MalformedError, "scheme")
 
 
 # Survivors, and what is released for them
@@ -208,7 +208,7 @@ SURVIVORS: dict[str, tuple[type[Exception], str, Change]] = {
 @pytest.mark.parametrize("case", SURVIVORS)
 def test_signatures_on_survivors(masked: Play, case: str) -> None:
     error, match, change = SURVIVORS[case]
-    check_refused(masked, Stage.SURVIVORS, 1, change, error, match)
+    check_refused(masked, RoundStage.SURVIVORS, 1, change, error, match)
 
 
 def _released(change: Callable[[tuple[ReleasedShare, ...]], tuple[ReleasedShare, ...]]) -> Change:
@@ -227,33 +227,33 @@ RELEASED: dict[str, Change] = {
 
 @pytest.mark.parametrize("case", RELEASED)
 def test_released_shares(masked: Play, case: str) -> None:
-    check_refused(masked, Stage.UNMASK, 1, RELEASED[case], (CryptoError, CodecError))  # type: ignore[arg-type]
+    check_refused(masked, RoundStage.UNMASK, 1, RELEASED[case], (CryptoError, CodecError))  # type: ignore[arg-type]
 
 
 def test_the_kind_is_checked_for_those_who_dropped_out_too(masked: Play) -> None:
-    masked.go_to(Stage.VALUES, 1)
-    masked.go_to(Stage.UNMASK, 1, without=("d",))
+    masked.go_to(RoundStage.VALUES, 1)
+    masked.go_to(RoundStage.UNMASK, 1, without=("d",))
     due = {"a": ShareKind.SEED, "b": ShareKind.SEED, "c": ShareKind.SEED, "d": ShareKind.KEY}
 
     def wrong(shares: tuple[ReleasedShare, ...]) -> tuple[ReleasedShare, ...]:
         assert {share.owner: share.kind for share in shares} == due
         return (*shares[:-1], replace(shares[-1], kind=ShareKind.SEED))
 
-    check_refused(masked, Stage.UNMASK, 1, _released(wrong), MalformedError)
+    check_refused(masked, RoundStage.UNMASK, 1, _released(wrong), MalformedError)
 
 
 def test_a_wrong_share_costs_its_group_the_round_and_tells_nobody_why(masked: Play) -> None:
     """The coordinator cannot tell a wrong share from a good one before it combines the shares."""
-    masked.go_to(Stage.UNMASK, 1)
-    masked.sites[VICTIM].twist[PHASE_OF_STAGE[Stage.UNMASK]] = lambda content: _released(
+    masked.go_to(RoundStage.UNMASK, 1)
+    masked.sites[VICTIM].twist[PHASE_OF_STAGE[RoundStage.UNMASK]] = lambda content: _released(
         lambda shares: tuple(
             replace(share, share=bytes([*share.share[:-1], share.share[-1] ^ 1])) for share in shares
         )
-    )(masked.sites[VICTIM], masked.state.key(PHASE_OF_STAGE[Stage.UNMASK]), content)
-    masked.go_to(Stage.PRESENCE, 2)
+    )(masked.sites[VICTIM], masked.state.key(PHASE_OF_STAGE[RoundStage.UNMASK]), content)
+    masked.go_to(RoundStage.PRESENCE, 2)
     assert masked.state.reason == ""
     masked.sites[VICTIM].twist.clear()
-    masked.go_to(Stage.FINISHED)
+    masked.go_to(RoundStage.FINISHED)
     got = {name: set(site.results) for name, site in masked.sites.items()}
     assert [got[name] for name in (*NEAR, *FAR)] == [{2}] * 4 + [{1, 2}] * 4
 
@@ -277,34 +277,34 @@ def test_means_of_a_leader_that_cannot_be_mixed_are_refused(monkeypatch: pytest.
 
 
 WITHOUT = {
-    "SHARES altered": (secure_aggregation, "verify_share", "masked", Stage.SHARES, SHARES["altered"][2]),
+    "SHARES altered": (secure_aggregation, "verify_share", "masked", RoundStage.SHARES, SHARES["altered"][2]),
     "SURVIVORS": (
         secure_aggregation,
         "verify_survivor",
         "masked",
-        Stage.SURVIVORS,
+        RoundStage.SURVIVORS,
         SURVIVORS["another set"][2],
     ),
-    "UNMASK": (secure_aggregation, "check_released", "masked", Stage.UNMASK, RELEASED["the other kind"]),
+    "UNMASK": (secure_aggregation, "check_released", "masked", RoundStage.UNMASK, RELEASED["the other kind"]),
     "words": (
         secure_aggregation,
         "masked_words",
         "masked",
-        Stage.VALUES,
+        RoundStage.VALUES,
         MASKED_VALUES["of another scheme"][1],
     ),
     "norm": (
         sums,
         "_check_rows",
         "plain",
-        Stage.VALUES,
+        RoundStage.VALUES,
         PLAIN_VALUES["a row beyond the norm bound"][2],
     ),
     "bound": (
         sums,
         "check_model",
         "plain",
-        Stage.VALUES,
+        RoundStage.VALUES,
         PLAIN_VALUES["a parameter beyond its bound"][2],
     ),
 }

@@ -9,25 +9,25 @@ import pytest
 
 from agreement import Protection
 from secure_server.errors import CoordinatorError
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from tests.secure_server.conftest import Identities
 from tests.secure_server.exchanges.fedpc_play import Play, check_results, expected, playing
 from tests.secure_server.scripted_sites import FAR, NEAR, fedpc_agreement
 
 ALL = (*NEAR, *FAR)
 STAGES = [
-    (0, Stage.PRESENCE),
-    (0, Stage.VALUES),
+    (0, RoundStage.PRESENCE),
+    (0, RoundStage.VALUES),
     *(
         (number, stage)
         for number in (1, 2)
         for stage in (
-            Stage.PRESENCE,
-            Stage.SHARES,
-            Stage.VALUES,
-            Stage.SURVIVORS,
-            Stage.UNMASK,
-            Stage.RESULT,
+            RoundStage.PRESENCE,
+            RoundStage.SHARES,
+            RoundStage.VALUES,
+            RoundStage.SURVIVORS,
+            RoundStage.UNMASK,
+            RoundStage.RESULT,
         )
     ),
 ]
@@ -49,7 +49,7 @@ def test_restarts_in_every_step_change_nothing(play: Play) -> None:
             play.restart()
             downloads_again(play)
             play.step(*names)
-    play.go_to(Stage.FINISHED)
+    play.go_to(RoundStage.FINISHED)
     for number in (1, 2):
         check_results(play, number, expected(play.agreement, number, ALL), ALL)
     assert {each.round: each.attempt for each in play.rounds} == {1: 1, 2: 1}
@@ -70,12 +70,12 @@ def test_a_run_stopped_by_abandoned_rounds_goes_on_with_the_next(
 ) -> None:
     with playing(fedpc_agreement(Protection.MASKED, rounds=3), *identities, tmp_path, max_attempts=1) as play:
         play.join()
-        play.go_to(Stage.UNMASK, 2)
-        play.go_to(Stage.STOPPED, without=("b", "c"))
+        play.go_to(RoundStage.UNMASK, 2)
+        play.go_to(RoundStage.STOPPED, without=("b", "c"))
         assert (play.state.round, play.state.attempt) == (3, 1)
         play.restart()
-        assert (play.state.stage, play.state.round, play.state.attempt) == (Stage.PRESENCE, 3, 2)
-        play.go_to(Stage.FINISHED)
+        assert (play.state.stage, play.state.round, play.state.attempt) == (RoundStage.PRESENCE, 3, 2)
+        play.go_to(RoundStage.FINISHED)
         check_results(play, 1, expected(play.agreement, 1, ALL), ALL)
         check_results(play, 2, {}, ())
         check_results(play, 3, expected(play.agreement, 3, ALL), ALL)
@@ -88,14 +88,14 @@ def test_a_group_catches_up_over_an_abandoned_round_and_one_it_sat_out(
 ) -> None:
     with playing(fedpc_agreement(Protection.MASKED, rounds=4), *identities, tmp_path) as play:
         play.join()
-        play.go_to(Stage.RESULT, 1)
-        play.go_to(Stage.PRESENCE, 2, without=("a",))
+        play.go_to(RoundStage.RESULT, 1)
+        play.go_to(RoundStage.PRESENCE, 2, without=("a",))
         missed = play.sites["b"].base
-        play.go_to(Stage.UNMASK, 2)
-        play.go_to(Stage.PRESENCE, 3, without=("b", "c"))
-        play.go_to(Stage.PRESENCE, 4, without=NEAR)
+        play.go_to(RoundStage.UNMASK, 2)
+        play.go_to(RoundStage.PRESENCE, 3, without=("b", "c"))
+        play.go_to(RoundStage.PRESENCE, 4, without=NEAR)
         assert play.rounds[-1].groups == (FAR,)
-        play.go_to(Stage.FINISHED)
+        play.go_to(RoundStage.FINISHED)
         start = play.sites["a"].starts[-1]
         assert start.base == missed
         assert all(play.sites[name].starts[-1].base == missed for name in NEAR)

@@ -15,7 +15,7 @@ from agreement import AveragingSection, FedpcSection, Protection
 from secure_server.aggregator import EncodedOutcome
 from secure_server.exchanges.exchange import Attempt
 from secure_server.exchanges.secure_aggregation import LazyVectors
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from tests.secure_server import scripted_sites
 from tests.secure_server.conftest import Identities
 from tests.secure_server.exchanges.fedpc_play import Play, playing
@@ -49,7 +49,7 @@ def play(identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     with playing(agreement, *identities, tmp_path) as begun:
         begun.join()
-        begun.go_to(Stage.UNMASK, 1)
+        begun.go_to(RoundStage.UNMASK, 1)
         yield begun
 
 
@@ -89,7 +89,7 @@ def reads_all_first(attempt: Attempt) -> Attempt:
 def test_the_handlers_thread_reads_no_vector(play: Play, later: Later) -> None:
     play.step(*ALL[:-1])
     assert peak(lambda: play.step(ALL[-1])) < 0.5
-    assert play.state.stage is Stage.COMPUTING
+    assert play.state.stage is RoundStage.COMPUTING
 
 
 @pytest.mark.usefixtures("traced")

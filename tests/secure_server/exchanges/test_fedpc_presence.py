@@ -13,7 +13,7 @@ from crypto.pairwise.attempt import AttemptSecrets, MaskKeys
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RosterAnswer
 from secure_server.errors import BadPayload
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from secure_server.upload_checks import AnswerCheck
 from tests.crypto.test_keys import plus_small_order
 from tests.secure_server.exchanges.fedpc_play import VICTIM, Change, Play, check_passes, check_refused
@@ -63,28 +63,28 @@ PRESENCE: dict[str, tuple[type[Exception], str, Change]] = {
 @pytest.mark.parametrize("case", PRESENCE)
 def test_presence(masked: Play, case: str) -> None:
     error, match, change = PRESENCE[case]
-    check_refused(masked, Stage.PRESENCE, 1, change, error, match)
+    check_refused(masked, RoundStage.PRESENCE, 1, change, error, match)
 
 
 def test_presence_without_the_base_of_the_round_before(masked: Play) -> None:
-    check_refused(masked, Stage.PRESENCE, 2, _stated(base=b""), BadPayload, "result")
+    check_refused(masked, RoundStage.PRESENCE, 2, _stated(base=b""), BadPayload, "result")
 
 
 @pytest.mark.parametrize("twin", [False, True])
 def test_presence_with_another_sites_key(masked: Play, twin: bool) -> None:
     """The key is the other site's as it is, or that key plus the point of order two."""
-    masked.go_to(Stage.PRESENCE, 1)
+    masked.go_to(RoundStage.PRESENCE, 1)
     masked.step("a")
     public = masked.sites["a"].secrets.public.mask
     taken = plus_small_order(public)[0] if twin else public
     change = _keys(lambda keys: MaskKeys(keys.mask, taken))
-    check_refused(masked, Stage.PRESENCE, 1, change, BadPayload, VICTIM)
+    check_refused(masked, RoundStage.PRESENCE, 1, change, BadPayload, VICTIM)
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_presence_with_keys_that_nothing_needs(plain: Play, number: int) -> None:
     change = _stated(keys=AttemptSecrets.generate().public)
-    check_refused(plain, Stage.PRESENCE, number, change, BadPayload, "keys")
+    check_refused(plain, RoundStage.PRESENCE, number, change, BadPayload, "keys")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_presence_would_pass_without_its_check(
     masked: Play, check: str, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AnswerCheck, check, lambda *_: None)
-    check_passes(masked, Stage.PRESENCE, PRESENCE[case][2])
+    check_passes(masked, RoundStage.PRESENCE, PRESENCE[case][2])
 
 
 # The group's secret
@@ -116,7 +116,7 @@ def _group_keys(public: bytes, sealed_for: bytes) -> Change:
 def test_a_rotations_seed_comes_with_no_evaluation_keys(
     masked: Play, public: bytes, sealed_for: bytes, match: str
 ) -> None:
-    assert masked.state.stage is Stage.SETUP
+    assert masked.state.stage is RoundStage.SETUP
     site, key = masked.sites["a"], masked.state.roster_key
     with pytest.raises((BadPayload, MalformedError), match=match):
         site.upload(key, _group_keys(public, sealed_for)(site, key, b""))

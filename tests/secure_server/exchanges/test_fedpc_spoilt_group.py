@@ -19,7 +19,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, ReleasedShares, Stopped
 from secure_server.exchanges import secure_aggregation
 from secure_server.exchanges.group_results import GroupSum, check_means
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from tests.secure_server.conftest import Identities
 from tests.secure_server.exchanges.fedpc_play import Play, check_results, expected, playing
 from tests.secure_server.scripted_sites import CLASSES, DIM, FAR, NEAR, ScriptedSite, Vector, fedpc_agreement
@@ -52,9 +52,9 @@ def is_honest_again(play: Play, *names: str) -> None:
 
 
 def test_the_other_group_has_its_result_as_if_there_were_no_other(masked: Play) -> None:
-    masked.go_to(Stage.PRESENCE, 1)
+    masked.go_to(RoundStage.PRESENCE, 1)
     releases_wrong_shares(masked, "c")
-    masked.go_to(Stage.FINISHED)
+    masked.go_to(RoundStage.FINISHED)
     for number in (1, 2):
         check_results(masked, number, expected(masked.agreement, number, FAR), FAR)
     assert [(each.sites, each.without, each.abandoned) for each in masked.rounds] == [(ALL, NEAR, False)] * 2
@@ -62,9 +62,9 @@ def test_the_other_group_has_its_result_as_if_there_were_no_other(masked: Play) 
 
 
 def test_nobody_of_the_group_is_asked_for_a_result(masked: Play) -> None:
-    masked.go_to(Stage.PRESENCE, 1)
+    masked.go_to(RoundStage.PRESENCE, 1)
     releases_wrong_shares(masked, "c")
-    masked.go_to(Stage.RESULT, 1)
+    masked.go_to(RoundStage.RESULT, 1)
     assert (masked.state.excluded_from_result, masked.state.step_sites) == (NEAR, FAR)
     assert [masked.store.result(masked.state.result_key, name) is None for name in ALL] == [True] * 4 + [
         False
@@ -75,14 +75,14 @@ def test_the_group_goes_on_from_the_last_result_it_had(identities: Identities, t
     """One member missed that one: it catches up over the round that came to nothing."""
     with playing(fedpc_agreement(Protection.MASKED, rounds=3), *identities, tmp_path) as play:
         play.join()
-        play.go_to(Stage.RESULT, 1)
-        play.go_to(Stage.PRESENCE, 2, without=("d",))
+        play.go_to(RoundStage.RESULT, 1)
+        play.go_to(RoundStage.PRESENCE, 2, without=("d",))
         last = {name: hashlib.sha256(play.sites[name].results[1]).digest() for name in ("a", "w")}
         releases_wrong_shares(play, "c")
-        play.go_to(Stage.PRESENCE, 3)
+        play.go_to(RoundStage.PRESENCE, 3)
         is_honest_again(play, "c")
         play.restart()
-        play.go_to(Stage.FINISHED)
+        play.go_to(RoundStage.FINISHED)
         starts = {name: play.sites[name].starts[-1] for name in ALL}
         assert {starts[name].base for name in NEAR} == {last["a"]}
         assert (
@@ -97,15 +97,15 @@ def test_the_group_goes_on_from_the_last_result_it_had(identities: Identities, t
 
 
 def test_where_no_group_has_a_result_the_round_is_abandoned(masked: Play) -> None:
-    masked.go_to(Stage.PRESENCE, 1)
+    masked.go_to(RoundStage.PRESENCE, 1)
     releases_wrong_shares(masked, "c", "y")
-    masked.go_to(Stage.PRESENCE, 2)
+    masked.go_to(RoundStage.PRESENCE, 2)
     assert masked.state.reason == (
         "round 1, attempt 1: the aggregation failed; see the coordinator's log; "
         "the round is abandoned, without a result"
     )
     is_honest_again(masked, "c", "y")
-    masked.go_to(Stage.FINISHED)
+    masked.go_to(RoundStage.FINISHED)
     assert [(each.round, each.abandoned, each.without) for each in masked.rounds] == [
         (1, True, ()),
         (2, False, ()),
@@ -114,9 +114,9 @@ def test_where_no_group_has_a_result_the_round_is_abandoned(masked: Play) -> Non
 
 
 def test_a_run_without_any_result_stops_and_stays_so(masked: Play) -> None:
-    masked.go_to(Stage.PRESENCE, 1)
+    masked.go_to(RoundStage.PRESENCE, 1)
     releases_wrong_shares(masked, "c", "y")
-    masked.go_to(Stage.STOPPED)
+    masked.go_to(RoundStage.STOPPED)
     assert [(each.round, each.abandoned) for each in masked.rounds] == [(1, True), (2, True)]
     for _ in range(2):
         reason = masked.state.reason
@@ -130,10 +130,10 @@ def test_a_run_without_any_result_stops_and_stays_so(masked: Play) -> None:
 def test_log_names_the_members_and_the_reason_of_a_spoilt_group(
     masked: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
-    masked.go_to(Stage.PRESENCE, 1)
+    masked.go_to(RoundStage.PRESENCE, 1)
     releases_wrong_shares(masked, "c")
     with caplog.at_level(logging.ERROR, LOG):
-        masked.go_to(Stage.RESULT, 1)
+        masked.go_to(RoundStage.RESULT, 1)
     assert [record.message for record in caplog.records] == [
         "round 1: no result for the group of a, b, c, d: a secret of a: "
         "the shares of a secret contradict each other: at least one of them is wrong"
@@ -142,12 +142,12 @@ def test_log_names_the_members_and_the_reason_of_a_spoilt_group(
 
 def test_a_maker_of_bad_shares_is_told(masked: Play, caplog: pytest.LogCaptureFixture) -> None:
     """The others leave out what did not open; its own share alone does not give its secret."""
-    masked.go_to(Stage.PRESENCE, 1)
+    masked.go_to(RoundStage.PRESENCE, 1)
     for name in "abd":
         site = masked.sites[name]
         site.twist[Phase.UNMASK] = leaves_out("c", site)
     with caplog.at_level(logging.ERROR, LOG):
-        masked.go_to(Stage.RESULT, 1)
+        masked.go_to(RoundStage.RESULT, 1)
     assert "round 1: suspicion: c: no other site that answered could open a share of c's secrets" in [
         record.message for record in caplog.records
     ]
@@ -168,7 +168,7 @@ class TestLongRows:
 
     @pytest.fixture
     def play(self, masked: Play) -> Play:
-        masked.go_to(Stage.PRESENCE, 1)
+        masked.go_to(RoundStage.PRESENCE, 1)
         site = masked.sites["c"]
         honest = site.vector
 
@@ -183,14 +183,14 @@ class TestLongRows:
 
     def test_cost_their_group_its_result(self, play: Play, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.ERROR, LOG):
-            play.go_to(Stage.FINISHED)
+            play.go_to(RoundStage.FINISHED)
         check_results(play, 1, expected(play.agreement, 1, FAR), FAR)
         assert "exceeded norm_bound = 2" in caplog.text
         assert [each.without for each in play.rounds] == [NEAR] * 2
 
     def test_would_be_published_without_the_check(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(secure_aggregation, "check_means", lambda *_: None)
-        play.go_to(Stage.FINISHED)
+        play.go_to(RoundStage.FINISHED)
         assert play.sites["a"].results
         with pytest.raises(AssertionError, match="tolerance"):
             check_results(play, 1, expected(play.agreement, 1, ALL), ALL)

@@ -9,7 +9,7 @@ from agreement import Protection
 from crypto.protection import Pool
 from secure_server.aggregator import Aggregator
 from secure_server.process_pool import Workers
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from tests.secure_server.conftest import Identities
 from tests.secure_server.exchanges.fedpc_play import Play, playing
 from tests.secure_server.scripted_sites import FAR, NEAR, fedpc_agreement
@@ -20,7 +20,7 @@ def clustered(play: Play, executor: Pool) -> Any:
     """Return the groups that a coordinator with this executor finds."""
     play.coordinator._aggregator = Aggregator(play.agreement, play.keys, executor)
     play.join()
-    play.go_to(Stage.PRESENCE, 1)
+    play.go_to(RoundStage.PRESENCE, 1)
     return play.state.groups
 
 
@@ -29,7 +29,7 @@ def test_nothing_but_the_search_goes_to_the_executor(identities: Identities, tmp
     with playing(fedpc_agreement(Protection.MASKED), *identities, tmp_path) as play:
         assert clustered(play, executor) == (NEAR, FAR)
         play.coordinator._requests._aggregator = play.coordinator._aggregator
-        play.go_to(Stage.FINISHED)
+        play.go_to(RoundStage.FINISHED)
     assert executor.names == ["cluster"]
 
 

@@ -28,7 +28,7 @@ from secure_server.rounds.machine import (
     Tick,
 )
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import REPLANNING_STEP, STEPS, Groups, Quorum, Stage, State
+from secure_server.rounds.state import REPLANNING_STEP, STEPS, Groups, Quorum, RoundStage, State
 from secure_server.rounds.task_assignment import ready_sites, task_for
 
 SECONDS: Mapping[Phase, float] = {
@@ -91,7 +91,7 @@ def content_of(state: State, key: PhaseKey, site: str) -> object:
     return state.participants, over
 
 
-_HELD_UP = (Stage.DIRECTIONS, Stage.SHARES, Stage.VALUES, Stage.SURVIVORS)
+_HELD_UP = (RoundStage.DIRECTIONS, RoundStage.SHARES, RoundStage.VALUES, RoundStage.SURVIVORS)
 
 
 class CheckedRun:
@@ -134,13 +134,13 @@ class CheckedRun:
         if len(after.survivors) > len(before.survivors):
             self._check_step(before, after)
         self.state = after
-        if after.stage in (Stage.UNMASK, Stage.MEANS):
+        if after.stage in (RoundStage.UNMASK, RoundStage.MEANS):
             self.unmasking.setdefault(after.round, after.attempt)
-        if after.stage is Stage.VALUES and Phase.UNMASK in self.rules.steps(after.round):
+        if after.stage is RoundStage.VALUES and Phase.UNMASK in self.rules.steps(after.round):
             self.listed.setdefault(after.key(Phase.VALUES), set(after.participants))
         self._check_requests()
         self._note(before, after)
-        if after.stage is Stage.PLANNING and not isinstance(event, Resumed):
+        if after.stage is RoundStage.PLANNING and not isinstance(event, Resumed):
             self.plan() if self.rng.random() < 0.8 else self.restart()
         return True
 
@@ -152,13 +152,13 @@ class CheckedRun:
             after.setup_attempt > before.setup_attempt and after.failures > before.failures
         )
         self.seen["taken in"] += bool(before.members and set(after.members) - set(before.members))
-        self.seen["left by all"] += before.empty_until is not None and after.stage is Stage.STOPPED
+        self.seen["left by all"] += before.empty_until is not None and after.stage is RoundStage.STOPPED
         went_on = len(after.survivors) > len(before.survivors)
         self.seen["drop-out"] += went_on and len(after.survivors[-1].sites) < len(before.step_sites)
         if machine.abandons(before, after):
             self.seen["abandoned round"] += 1
             self.seen["abandoned last round"] += before.round == self.rules.rounds
-            self.seen["held up"] += before.stage is Stage.PRESENCE
+            self.seen["held up"] += before.stage is RoundStage.PRESENCE
             self.seen["no result at all"] += after.round > self.rules.rounds
             self.abandoned.add(before.round)
 
@@ -190,7 +190,7 @@ class CheckedRun:
         answered = {site for key, site in self.accepted if key == before.key(phase)}
         require(answered <= asked, f"{phase.name} from sites that had dropped out")
         there = [answered & set(group) for group in after.groups]
-        due = {min(group) for group in there if group} if after.stage is Stage.MEANS else answered
+        due = {min(group) for group in there if group} if after.stage is RoundStage.MEANS else answered
         require(set(after.step_sites) == due, f"after {phase.name} others are asked than those who answered")
         self._check_quorums(before, phase, asked, answered)
 
@@ -223,8 +223,11 @@ class CheckedRun:
             or after.setup_attempt > before.setup_attempt,
             "members changed within an attempt of the set-up",
         )
-        require(before.stage is not Stage.FINISHED or after.stage is Stage.FINISHED, "went on after the end")
-        if after.stage is Stage.FINISHED:
+        require(
+            before.stage is not RoundStage.FINISHED or after.stage is RoundStage.FINISHED,
+            "went on after the end",
+        )
+        if after.stage is RoundStage.FINISHED:
             ended = (
                 set(self.computed) | self.abandoned | ({before.round} if self._gives_up(before) else set())
             )
@@ -232,7 +235,7 @@ class CheckedRun:
             require(ended == every, "finished without each result")
             require(any(self.computed), "finished without any result")
         if after.round > self.rules.rounds:
-            require(after.stage is Stage.STOPPED, "went on after the last round")
+            require(after.stage is RoundStage.STOPPED, "went on after the last round")
             require(not any(self.computed), "stopped after the last round, and there are results")
         if before.setup_complete and after.round > before.round:
             due = before.round in self.computed or self._gives_up(before)
@@ -252,7 +255,7 @@ class CheckedRun:
 
         That matters when time for PRESENCE is over, or when a further attempt failed for want of answers.
         """
-        if before.stage is Stage.PRESENCE and self.now >= before.deadline:
+        if before.stage is RoundStage.PRESENCE and self.now >= before.deadline:
             key = before.presence_key
             left = {site for asked, site in self.accepted if asked == key} - before.absent
             in_size = left
@@ -310,7 +313,7 @@ class CheckedRun:
 
     def plan(self) -> None:
         """Let the coordinator settle who continues: the same for the same attempt, whenever it is asked."""
-        if self.state.stage is Stage.PLANNING:
+        if self.state.stage is RoundStage.PLANNING:
             key = self.state.presence_key, bool(self.state.survivors)
             if key not in self.plans:
                 anew = key[1]
@@ -346,7 +349,7 @@ class CheckedRun:
 
     def compute(self, fails: float = 0.0) -> None:
         """End the aggregation, if one is running."""
-        if self.state.stage is Stage.COMPUTING:
+        if self.state.stage is RoundStage.COMPUTING:
             failed = self.rng.random() < fails
             self.do(ComputeFailed() if failed else self.computation())
 

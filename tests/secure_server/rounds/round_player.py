@@ -10,7 +10,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds import machine
 from secure_server.rounds.machine import Answered, Computed, Event, Joined, Planned, Tick
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Groups, Quorum, Stage, State
+from secure_server.rounds.state import Groups, Quorum, RoundStage, State
 from secure_server.rounds.task_assignment import task_for
 
 SITES = ("ada", "bea", "cid", "dot")
@@ -47,7 +47,7 @@ class Player:
         self.state: State = machine.start(rules, self.now)
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> RoundStage:
         return self.state.stage
 
     def do(self, *events: Event) -> None:
@@ -137,14 +137,14 @@ class GroupPlayer(Player):
     def begin(self, present: Iterable[str] = ALL, quorums: tuple[Quorum, ...] = THREE_OF_EACH) -> None:
         """PRESENCE of these, and the plan."""
         self.answer(*present)
-        if self.stage is Stage.PRESENCE:
+        if self.stage is RoundStage.PRESENCE:
             self.to_deadline()
         self.do(Planned(quorums))
 
-    def go_to(self, stage: Stage) -> None:
+    def go_to(self, stage: RoundStage) -> None:
         """Everyone answers until then."""
         while self.stage is not stage:
-            if self.stage is Stage.COMPUTING:
+            if self.stage is RoundStage.COMPUTING:
                 self.do(Computed())
             else:
                 self.answer(*(site for site in self.state.step_sites if self.task(site)))

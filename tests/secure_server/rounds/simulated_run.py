@@ -9,7 +9,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import JoinClosed
 from secure_server.rounds import machine
 from secure_server.rounds.machine import Answered, Computed, ComputeFailed, Joined, Left, Planned, Polled
-from secure_server.rounds.state import PHASE_OF_STAGE, Stage
+from secure_server.rounds.state import PHASE_OF_STAGE, RoundStage
 from secure_server.rounds.task_assignment import task_for
 from tests.secure_server.rounds.checked_run import CheckedRun, require
 
@@ -72,7 +72,7 @@ class SimulatedRun(CheckedRun):
 
     def own_part_out_of_turn(self) -> None:
         """Send the coordinator's own events, where the machine waits for others."""
-        if self.state.stage not in (Stage.COMPUTING, Stage.PLANNING) and self.state.setup_complete:
+        if self.state.stage not in (RoundStage.COMPUTING, RoundStage.PLANNING) and self.state.setup_complete:
             groups = (self.state.groups or (self.state.members,)) if self.state.round == 0 else ()
             self.do(self.rng.choice((Computed(groups), ComputeFailed(), Planned())))
 
@@ -103,7 +103,7 @@ class SimulatedRun(CheckedRun):
             if self.rng.random() < 0.3:
                 self.compute(fails=0.1)
             self.pass_time(self.rng.uniform(0.0, 4.0))
-            if self.state.stage is Stage.STOPPED and self.rng.random() < 0.1:
+            if self.state.stage is RoundStage.STOPPED and self.rng.random() < 0.1:
                 self.restart()
 
     # How a run must end
@@ -116,7 +116,7 @@ class SimulatedRun(CheckedRun):
         self.alive, self.plan_fails = set(self.rules.roster), 0.0
         restarts = 0
         for _ in range(20 * (self.rules.rounds + 3)):
-            if self.state.stage is Stage.STOPPED:
+            if self.state.stage is RoundStage.STOPPED:
                 restarts += 1
                 self.restart()
             if self.state.round > self.rules.rounds:
@@ -125,9 +125,9 @@ class SimulatedRun(CheckedRun):
                 self.visit(site)
             self.compute()
             self.pass_time(2.0)
-            if self.state.stage is Stage.FINISHED:
+            if self.state.stage is RoundStage.FINISHED:
                 break
-        require(self.state.stage is Stage.FINISHED, f"all are there, and yet: {self.state}")
+        require(self.state.stage is RoundStage.FINISHED, f"all are there, and yet: {self.state}")
         require(restarts <= 2, f"started again {restarts} times")
 
     def starve(self) -> None:
@@ -135,7 +135,7 @@ class SimulatedRun(CheckedRun):
         staying = self.rng.sample(self.rules.roster, self.rules.min_sites - 1)
         rules, attempts = self.rules, self.rules.max_attempts
         one_round = sum(rules.seconds(stage) for stage in PHASE_OF_STAGE)
-        bound = rules.join_seconds + attempts * rules.seconds(Stage.SETUP) + (attempts + 2) * one_round
+        bound = rules.join_seconds + attempts * rules.seconds(RoundStage.SETUP) + (attempts + 2) * one_round
         end = self.now + bound
         while not self.state.over and self.now <= end:
             for site in staying:
@@ -143,7 +143,9 @@ class SimulatedRun(CheckedRun):
             self.compute()
             self.pass_time(2.0)
         require(self.state.over, f"too few are there, and yet it goes on: {self.state}")
-        require(self.state.stage is Stage.FINISHED or bool(self.state.reason), "it stopped without a reason")
+        require(
+            self.state.stage is RoundStage.FINISHED or bool(self.state.reason), "it stopped without a reason"
+        )
 
 
 _STEP_SECONDS = 2.0
@@ -190,7 +192,14 @@ class SpitefulRun(SimulatedRun):
     def run(self) -> None:
         """Play from joining to the end, which must be the last round's result without an operator's help."""
         rules = self.rules
-        stages = (Stage.JOINING, Stage.SETUP, Stage.PRESENCE, Stage.VALUES, Stage.COMPUTING, Stage.RESULT)
+        stages = (
+            RoundStage.JOINING,
+            RoundStage.SETUP,
+            RoundStage.PRESENCE,
+            RoundStage.VALUES,
+            RoundStage.COMPUTING,
+            RoundStage.RESULT,
+        )
         attempts = (len(self.spiteful) + 1) * rules.max_attempts
         bound = rules.rounds * attempts * sum(rules.seconds(stage) for stage in stages)
         end = self.now + 2 * bound
@@ -202,4 +211,4 @@ class SpitefulRun(SimulatedRun):
                     self.spite(site)
             self.compute()
             self.pass_time(_STEP_SECONDS)
-        require(self.state.stage is Stage.FINISHED, f"enough sites are good, and yet: {self.state}")
+        require(self.state.stage is RoundStage.FINISHED, f"enough sites are good, and yet: {self.state}")

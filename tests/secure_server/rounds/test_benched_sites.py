@@ -14,7 +14,7 @@ from secure_server.errors import WrongPhase
 from secure_server.rounds import transitions
 from secure_server.rounds.machine import Answered, Computed, ComputeFailed, Left, Planned, Polled, Resumed
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Quorum, Stage, State
+from secure_server.rounds.state import Quorum, RoundStage, State
 from tests.secure_server.rounds.checked_run import InvariantError
 from tests.secure_server.rounds.round_player import GROUPED, LEFT, RULES, SITES, GroupPlayer, Player, in_round
 from tests.secure_server.rounds.simulated_run import SpitefulRun
@@ -32,14 +32,14 @@ def lose_values(player: Player) -> None:
     player.answer(*SITES)
     player.answer(*OTHERS)
     player.to_deadline()
-    if player.stage is not Stage.STOPPED:
+    if player.stage is not RoundStage.STOPPED:
         player.do(Polled("dot"))
 
 
 def leave_after_presence(player: Player) -> None:
     player.answer(*SITES)
     player.do(Left("dot"))
-    if player.stage is not Stage.STOPPED:
+    if player.stage is not RoundStage.STOPPED:
         player.join("dot")
 
 
@@ -51,19 +51,21 @@ class TestOneSite:
         player = in_round()
         for number in (1, 2):
             spite(player)
-            assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+            assert (player.stage, player.state.attempt) == (RoundStage.PRESENCE, 2)
             assert player.state.benched == {"dot"}
             assert player.state.absent == frozenset(), "it is there again"
             assert player.task("dot") is None
             with pytest.raises(WrongPhase):
                 player.do(Answered("dot", player.state.presence_key))
             player.answer(*OTHERS)
-            assert (player.stage, player.state.participants) == (Stage.VALUES, OTHERS), "nobody waits for it"
+            assert (player.stage, player.state.participants) == (RoundStage.VALUES, OTHERS), (
+                "nobody waits for it"
+            )
             player.answer(*OTHERS)
             player.do(Computed())
             player.answer(*OTHERS)
             assert player.state.benched == frozenset()
-            assert player.stage is (Stage.PRESENCE if number == 1 else Stage.FINISHED)
+            assert player.stage is (RoundStage.PRESENCE if number == 1 else RoundStage.FINISHED)
 
     def test_site_that_drops_values_without_benching_stops_run(
         self, spite: Callable[[Player], None], monkeypatch: pytest.MonkeyPatch
@@ -72,7 +74,7 @@ class TestOneSite:
         player = in_round()
         for _ in range(RULES.max_attempts):
             spite(player)
-        assert (player.stage, player.state.round) == (Stage.STOPPED, 1)
+        assert (player.stage, player.state.round) == (RoundStage.STOPPED, 1)
 
 
 def test_benched_sites_more_than_attempts_stop_nothing() -> None:
@@ -83,9 +85,9 @@ def test_benched_sites_more_than_attempts_stop_nothing() -> None:
         player.answer(*(each for each in roster if player.task(each)))
         player.do(Left(site))
     assert len(spiteful) > RULES.max_attempts
-    assert (player.stage, player.state.failures) == (Stage.PRESENCE, 0)
+    assert (player.stage, player.state.failures) == (RoundStage.PRESENCE, 0)
     player.answer(*OTHERS)
-    assert (player.stage, player.state.participants) == (Stage.VALUES, OTHERS)
+    assert (player.stage, player.state.participants) == (RoundStage.VALUES, OTHERS)
 
 
 def test_benching_too_few_others_asks_again_at_once() -> None:
@@ -93,7 +95,7 @@ def test_benching_too_few_others_asks_again_at_once() -> None:
     lose_values(player)
     assert player.state.benched == frozenset()
     player.answer(*SITES)
-    assert (player.stage, player.state.participants) == (Stage.VALUES, SITES)
+    assert (player.stage, player.state.participants) == (RoundStage.VALUES, SITES)
 
 
 def test_benched_sites_are_asked_again_if_too_few_remain() -> None:
@@ -109,9 +111,9 @@ def test_benched_site_is_asked_again_if_others_are_absent() -> None:
     lose_values(player)
     player.answer("ada", "bea")
     player.to_deadline()
-    assert (player.stage, player.state.attempt, player.state.benched) == (Stage.PRESENCE, 3, frozenset())
+    assert (player.stage, player.state.attempt, player.state.benched) == (RoundStage.PRESENCE, 3, frozenset())
     player.answer("ada", "bea", "dot")
-    assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "dot"))
+    assert (player.stage, player.state.participants) == (RoundStage.VALUES, ("ada", "bea", "dot"))
 
 
 def test_benched_site_is_asked_again_after_resume() -> None:
@@ -175,14 +177,14 @@ def test_site_silent_in_masked_step_costs_others_no_result(step: Phase) -> None:
     player, silent = GroupPlayer(rules, (five,)), {"ada", "bea"}
     computed = 0
     while not player.state.over:
-        if player.stage is Stage.PLANNING:
+        if player.stage is RoundStage.PLANNING:
             player.do(Planned(_quorums(player.state.participants)))
-        elif player.stage is Stage.COMPUTING:
+        elif player.stage is RoundStage.COMPUTING:
             player.do(Computed())
             computed += 1
         elif not _answer(player, five, lambda site, phase: phase is step and site in silent):
             player.to_deadline()
-    assert player.stage is Stage.FINISHED
+    assert player.stage is RoundStage.FINISHED
     assert computed >= 3
     assert player.state.last_result == 6
 

@@ -10,7 +10,7 @@ from agreement.registry.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.errors import WrongPhase
 from secure_server.rounds.machine import Answered, Joined, Left, Planned, Resumed
-from secure_server.rounds.state import Quorum, Stage, State
+from secure_server.rounds.state import Quorum, RoundStage, State
 from tests.secure_server.rounds.round_player import GROUPED, LEFT, RULES, SITES, GroupPlayer, Player, in_round
 
 OTHERS = LEFT[:3]
@@ -45,9 +45,9 @@ def test_left_attempt_site_takes_no_part_in_it(heard: bool, answered: bool) -> N
         with pytest.raises(WrongPhase):
             player.do(Answered("dot", player.state.presence_key))
     player.answer(*OTHERS)
-    assert (player.stage, player.state.participants) == (Stage.PLANNING, OTHERS), "nobody waits for it"
+    assert (player.stage, player.state.participants) == (RoundStage.PLANNING, OTHERS), "nobody waits for it"
     plan(player)
-    player.go_to(Stage.RESULT)
+    player.go_to(RoundStage.RESULT)
     assert player.task("dot") is None
     player.answer(*OTHERS)
     assert (player.state.round, player.phase("dot")) == (2, Phase.PRESENCE)
@@ -69,7 +69,7 @@ def test_left_attempt_needed_site_begins_another_at_once() -> None:
     player.answer("dot")
     come_back(player, "dot")
     player.answer(*OTHERS)
-    assert (player.stage, player.state.attempt, player.state.left) == (Stage.PRESENCE, 2, frozenset())
+    assert (player.stage, player.state.attempt, player.state.left) == (RoundStage.PRESENCE, 2, frozenset())
     player.answer(*LEFT)
     assert player.state.participants == LEFT
 
@@ -80,7 +80,7 @@ def test_left_attempt_waits_for_others_that_may_return() -> None:
     player.answer("dot")
     come_back(player, "dot")
     player.answer("bea", "cid")
-    assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 1)
+    assert (player.stage, player.state.attempt) == (RoundStage.PRESENCE, 1)
     player.to_deadline()
     assert (player.state.attempt, player.phase("dot")) == (2, Phase.PRESENCE)
 
@@ -90,7 +90,7 @@ def test_left_attempt_round_is_not_abandoned_if_next_could_succeed() -> None:
     player = one_group(min_sites=2)
     player.rules = replace(player.rules, min_group_size=lambda members: 2)
     player.begin(LEFT, tuple(Quorum(phase, frozenset(LEFT), 3) for phase in STEPS))
-    player.go_to(Stage.VALUES)
+    player.go_to(RoundStage.VALUES)
     player.do(Left("ada"), Left("bea"))
     assert player.state.attempt == 2
     player.answer("dot")
@@ -105,7 +105,7 @@ def test_left_attempt_during_set_up_means_nothing() -> None:
     player = Player()
     for site in SITES:
         come_back(player, site)
-    assert (player.stage, player.state.left) == (Stage.SETUP, frozenset())
+    assert (player.stage, player.state.left) == (RoundStage.SETUP, frozenset())
 
 
 def test_left_attempt_resumed_run_asks_everyone() -> None:
@@ -113,7 +113,7 @@ def test_left_attempt_resumed_run_asks_everyone() -> None:
     come_back(player, "dot")
     player.do(*(Left(site) for site in SITES))
     player.wait(15.0)
-    assert player.stage is Stage.STOPPED
+    assert player.stage is RoundStage.STOPPED
     player.do(Resumed())
     player.join(*SITES)
     assert {player.phase(site) for site in SITES} == {Phase.PRESENCE}

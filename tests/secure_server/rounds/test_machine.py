@@ -19,7 +19,7 @@ from secure_server.rounds.machine import (
     Resumed,
     Tick,
 )
-from secure_server.rounds.state import Stage, State
+from secure_server.rounds.state import RoundStage, State
 from tests.secure_server.rounds.round_player import RULES, SITES, START, in_round
 
 
@@ -30,7 +30,7 @@ def test_round_asks_presence_then_values_then_gives_results() -> None:
     assert player.state.participants == SITES
     assert [player.task(site) for site in SITES] == [PhaseKey("r1", 1, 1, Phase.VALUES)] * 4
     player.answer(*SITES)
-    assert player.stage is Stage.COMPUTING
+    assert player.stage is RoundStage.COMPUTING
     assert [player.task(site) for site in SITES] == [None] * 4
     player.do(Computed())
     assert [player.task(site) for site in SITES] == [PhaseKey("r1", 1, 1, Phase.RESULT)] * 4
@@ -43,11 +43,11 @@ def test_run_finishes_after_last_round() -> None:
     for _ in range(RULES.rounds):
         player.compute()
         player.answer(*SITES)
-    assert player.stage is Stage.FINISHED
+    assert player.stage is RoundStage.FINISHED
     assert (player.state.round, player.state.reason) == (2, "")
     player.do(Polled("ada"), Left("bea"), Joined("bea"), Resumed())
     player.wait(1e9)
-    assert player.stage is Stage.FINISHED
+    assert player.stage is RoundStage.FINISHED
     assert player.task("ada") is None
 
 
@@ -64,9 +64,9 @@ class TestPresence:
         player = in_round()
         player.answer("ada", "bea", "dot")
         player.wait(49.9)
-        assert player.stage is Stage.PRESENCE
+        assert player.stage is RoundStage.PRESENCE
         player.wait(0.2)
-        assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "dot"))
+        assert (player.stage, player.state.participants) == (RoundStage.VALUES, ("ada", "bea", "dot"))
         assert player.state.absent == {"cid"}
         assert player.task("cid") is None
 
@@ -78,7 +78,7 @@ class TestPresence:
         player.do(Computed())
         player.answer("ada", "bea", "dot")
         player.answer("ada", "bea", "dot")
-        assert (player.state.round, player.stage) == (2, Stage.VALUES)
+        assert (player.state.round, player.stage) == (2, RoundStage.VALUES)
 
     def test_presence_absent_site_may_return(self) -> None:
         player = in_round()
@@ -86,7 +86,7 @@ class TestPresence:
         player.do(Polled("cid"))
         assert player.state.absent == frozenset()
         player.answer("ada", "bea", "dot")
-        assert player.stage is Stage.PRESENCE, "it is back, so it is waited for"
+        assert player.stage is RoundStage.PRESENCE, "it is back, so it is waited for"
         player.answer("cid")
         assert player.state.participants == SITES
 
@@ -94,7 +94,7 @@ class TestPresence:
         player = in_round()
         player.answer("ada", "bea")
         player.to_deadline()
-        assert (player.stage, player.state.attempt, player.state.failures) == (Stage.PRESENCE, 2, 1)
+        assert (player.stage, player.state.attempt, player.state.failures) == (RoundStage.PRESENCE, 2, 1)
         assert player.state.absent == {"cid", "dot"}
         assert player.task("ada") == PhaseKey("r1", 1, 2, Phase.PRESENCE)
         assert player.state.reason == "round 1, attempt 1: no presence from cid, dot"
@@ -104,10 +104,10 @@ class TestPresence:
         player.do(Left("cid"), Left("dot"))
         player.answer("ada", "bea")
         player.wait(40)
-        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 1)
+        assert (player.stage, player.state.attempt) == (RoundStage.PRESENCE, 1)
         player.join("dot")
         player.answer("dot")
-        assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "dot"))
+        assert (player.stage, player.state.participants) == (RoundStage.VALUES, ("ada", "bea", "dot"))
 
     def test_presence_answered_and_left_takes_no_part(self) -> None:
         player = in_round()
@@ -130,16 +130,16 @@ class TestValues:
         player.answer(*SITES)
         player.answer("ada", "bea", "cid")
         player.to_deadline()
-        assert (player.stage, player.state.attempt, player.state.participants) == (Stage.PRESENCE, 2, ())
+        assert (player.stage, player.state.attempt, player.state.participants) == (RoundStage.PRESENCE, 2, ())
         assert player.state.absent == {"dot"}
         player.answer("ada", "bea", "cid")
-        assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "cid"))
+        assert (player.stage, player.state.participants) == (RoundStage.VALUES, ("ada", "bea", "cid"))
 
     def test_values_participant_left_is_missing_at_once(self) -> None:
         player = in_round()
         player.answer(*SITES)
         player.do(Left("dot"))
-        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+        assert (player.stage, player.state.attempt) == (RoundStage.PRESENCE, 2)
         assert player.state.absent == {"dot"}, "the others were given no time, so they are not absent"
 
     def test_values_participant_may_leave_after_answering(self) -> None:
@@ -148,7 +148,7 @@ class TestValues:
         player.answer("dot")
         player.do(Left("dot"))
         player.answer("ada", "bea", "cid")
-        assert player.stage is Stage.COMPUTING
+        assert player.stage is RoundStage.COMPUTING
 
     def test_values_asked_of_participants_only(self) -> None:
         player = in_round()
@@ -166,7 +166,7 @@ class TestResult:
         player.compute()
         player.answer("ada", "bea", "cid")
         player.to_deadline()
-        assert (player.state.round, player.state.attempt, player.stage) == (2, 1, Stage.PRESENCE)
+        assert (player.state.round, player.state.attempt, player.stage) == (2, 1, RoundStage.PRESENCE)
         assert player.state.absent == {"dot"}
 
     def test_result_given_even_if_all_have_left(self) -> None:
@@ -175,9 +175,9 @@ class TestResult:
         player.answer(*SITES)
         player.answer(*SITES)
         player.do(*(Left(site) for site in SITES), Computed())
-        assert (player.stage, player.state.round) == (Stage.RESULT, 1)
+        assert (player.stage, player.state.round) == (RoundStage.RESULT, 1)
         player.do(Tick())
-        assert (player.stage, player.state.round) == (Stage.PRESENCE, 2)
+        assert (player.stage, player.state.round) == (RoundStage.PRESENCE, 2)
 
     def test_result_resets_failures(self) -> None:
         player = in_round()
@@ -195,7 +195,7 @@ class TestComputing:
         player.answer(*SITES)
         player.answer(*SITES)
         player.do(ComputeFailed())
-        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+        assert (player.stage, player.state.attempt) == (RoundStage.PRESENCE, 2)
         assert player.state.reason == (
             "round 1, attempt 1: the aggregation failed; see the coordinator's log"
         )
@@ -206,9 +206,9 @@ class TestComputing:
         player.answer(*SITES)
         player.answer(*SITES)
         player.wait(10 * 20 - 0.1)
-        assert player.stage is Stage.COMPUTING
+        assert player.stage is RoundStage.COMPUTING
         player.wait(0.2)
-        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+        assert (player.stage, player.state.attempt) == (RoundStage.PRESENCE, 2)
         assert player.state.reason == "round 1, attempt 1: the aggregation took too long"
         assert (player.state.absent, player.state.benched) == (frozenset(), frozenset())
         with pytest.raises(WrongPhase):
@@ -233,14 +233,14 @@ class TestStopping:
     def stopped(self) -> State:
         player = in_round()
         for _ in range(RULES.max_attempts):
-            assert player.stage is Stage.PRESENCE
+            assert player.stage is RoundStage.PRESENCE
             player.answer("ada")
             player.to_deadline()
         return player.state
 
     def test_stop_after_max_attempts_keeps_state(self) -> None:
         state = self.stopped()
-        assert state.stage is Stage.STOPPED
+        assert state.stage is RoundStage.STOPPED
         assert (state.round, state.attempt, state.failures) == (1, 3, 3)
         assert state.reason == "round 1, attempt 3: no presence from bea, cid, dot"
         assert state.verified == set(SITES)
@@ -250,7 +250,7 @@ class TestStopping:
         player.state = self.stopped()
         player.do(Polled("ada"), Tick())
         player.wait(1e9)
-        assert player.stage is Stage.STOPPED
+        assert player.stage is RoundStage.STOPPED
         assert player.task("ada") is None
 
     def test_resume_stopped_run_repeats_round_with_everyone(self) -> None:
@@ -258,11 +258,11 @@ class TestStopping:
         player.state = self.stopped()
         player.now += 1e6
         player.do(Resumed())
-        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 4)
+        assert (player.stage, player.state.round, player.state.attempt) == (RoundStage.PRESENCE, 1, 4)
         assert (player.state.failures, player.state.absent) == (0, frozenset())
         assert player.state.deadline == player.now + 50
         player.answer("ada", "bea", "cid")
-        assert player.stage is Stage.PRESENCE
+        assert player.stage is RoundStage.PRESENCE
         player.answer("dot")
         assert player.state.participants == SITES
 
@@ -349,12 +349,12 @@ def test_clock_set_back_does_not_prolong_phase() -> None:
     assert player.state.deadline == player.now + 50
     player.answer("ada", "bea", "cid")
     player.wait(50)
-    assert player.stage is Stage.VALUES
+    assert player.stage is RoundStage.VALUES
 
 
 def test_clock_set_forward_costs_one_attempt_at_most() -> None:
     player = in_round()
     player.wait(1e6)
-    assert (player.stage, player.state.failures) == (Stage.PRESENCE, 1)
+    assert (player.stage, player.state.failures) == (RoundStage.PRESENCE, 1)
     player.wait(1)
     assert player.state.failures == 1

@@ -12,7 +12,7 @@ from secure_server.errors import WrongPhase
 from secure_server.rounds import machine
 from secure_server.rounds.machine import Answered, Computed, Left, Planned, Resumed
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Quorum, Stage, State
+from secure_server.rounds.state import Quorum, RoundStage, State
 from tests.secure_server.rounds.round_player import ALL, GROUPED, LEFT, RIGHT, THREE_OF_EACH, GroupPlayer
 
 FIVE = (*LEFT, "eve")
@@ -28,48 +28,51 @@ class TestAfterValuesWereAsked:
         player = GroupPlayer(replace(rules, roster=(*FIVE, *right)), tuple(filter(None, (FIVE, right))))
         rest = tuple(quorum for quorum in THREE_OF_EACH if right and "eli" in quorum.sites)
         player.begin(rules.roster if right else FIVE, (*FOUR_OF_FIVE, *rest))
-        player.go_to(Stage.VALUES)
+        player.go_to(RoundStage.VALUES)
         return player
 
-    def failed_in(self, stage: Stage, player: GroupPlayer) -> None:
+    def failed_in(self, stage: RoundStage, player: GroupPlayer) -> None:
         """Two of the five leave."""
         player.go_to(stage)
         player.do(Left("ada"), Left("bea"))
-        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+        assert (player.stage, player.state.attempt) == (RoundStage.PRESENCE, 2)
 
-    @pytest.mark.parametrize("stage", [Stage.VALUES, Stage.SURVIVORS])
-    def test_commitment_group_with_too_few_earlier_members_sits_out(self, stage: Stage) -> None:
+    @pytest.mark.parametrize("stage", [RoundStage.VALUES, RoundStage.SURVIVORS])
+    def test_commitment_group_with_too_few_earlier_members_sits_out(self, stage: RoundStage) -> None:
         player = self.begun()
         self.failed_in(stage, player)
         player.answer("cid", "dot", "eve", *RIGHT)
-        assert (player.stage, player.state.participants) == (Stage.PLANNING, RIGHT), (
+        assert (player.stage, player.state.participants) == (RoundStage.PLANNING, RIGHT), (
             "three would have been enough"
         )
 
     def test_commitment_before_values_does_not_exist(self) -> None:
         player = GroupPlayer(FIVE_AND_FOUR, (FIVE, RIGHT))
         player.begin(FIVE_AND_FOUR.roster, FOUR_OF_FIVE)
-        self.failed_in(Stage.SHARES, player)
+        self.failed_in(RoundStage.SHARES, player)
         player.answer("cid", "dot", "eve", *RIGHT)
         assert player.state.participants == tuple(sorted(("cid", "dot", "eve", *RIGHT)))
 
     def test_commitment_quorum_of_earlier_members_suffices(self) -> None:
         player = self.begun()
-        player.go_to(Stage.SURVIVORS)
+        player.go_to(RoundStage.SURVIVORS)
         player.do(Left("eli"), Left("fay"))
         player.do(Left("ada"))
         player.answer("bea", "cid", "dot", "eve", "gus", "hal")
-        assert (player.stage, player.state.participants) == (Stage.PLANNING, ("bea", "cid", "dot", "eve"))
+        assert (player.stage, player.state.participants) == (
+            RoundStage.PLANNING,
+            ("bea", "cid", "dot", "eve"),
+        )
 
     def test_commitment_of_every_attempt_counts(self) -> None:
         """Four of five, then three of those four: enough of the second list, too few of the first."""
         player = self.begun()
-        player.go_to(Stage.SURVIVORS)
+        player.go_to(RoundStage.SURVIVORS)
         player.do(*(Left(site) for site in ("ada", "eli", "fay")))
         player.answer("bea", "cid", "dot", "eve", "gus", "hal")
         four = frozenset(("bea", "cid", "dot", "eve"))
         player.do(Planned(tuple(Quorum(phase, four, 3) for phase in STEPS)))
-        player.go_to(Stage.SURVIVORS)
+        player.go_to(RoundStage.SURVIVORS)
         assert [each.least for each in player.state.unmask_commitments] == [4, 3, 3]
         player.do(Left("bea"), Left("cid"))
         player.join("ada", "bea")
@@ -78,12 +81,12 @@ class TestAfterValuesWereAsked:
 
     def test_commitment_no_able_group_abandons_round_at_deadline(self) -> None:
         player = self.begun(right=())
-        self.failed_in(Stage.VALUES, player)
+        self.failed_in(RoundStage.VALUES, player)
         before = player.state
         player.answer("cid", "dot", "eve")
-        assert player.stage is Stage.PRESENCE, "the two may still come back"
+        assert player.stage is RoundStage.PRESENCE, "the two may still come back"
         player.to_deadline()
-        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 2, 1)
+        assert (player.stage, player.state.round, player.state.attempt) == (RoundStage.PRESENCE, 2, 1)
         assert (player.state.failures, player.state.unmask_commitments) == (before.failures + 1, ())
         assert machine.abandons(before, player.state)
         assert player.state.reason == (
@@ -95,21 +98,21 @@ class TestAfterValuesWereAsked:
 
     def test_commitment_returning_sites_save_the_round(self) -> None:
         player = self.begun(right=())
-        self.failed_in(Stage.VALUES, player)
+        self.failed_in(RoundStage.VALUES, player)
         player.join("ada")
         player.answer("ada", "cid", "dot", "eve")
-        assert (player.stage, player.state.round) == (Stage.PLANNING, 1)
+        assert (player.stage, player.state.round) == (RoundStage.PLANNING, 1)
 
     def test_commitment_too_few_for_any_round_repeats_it(self) -> None:
         player = self.begun(right=())
-        self.failed_in(Stage.VALUES, player)
+        self.failed_in(RoundStage.VALUES, player)
         player.answer("dot", "eve")
         player.to_deadline()
-        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 3)
+        assert (player.stage, player.state.round, player.state.attempt) == (RoundStage.PRESENCE, 1, 3)
 
     def test_commitment_survives_restart(self) -> None:
         player = self.begun()
-        self.failed_in(Stage.VALUES, player)
+        self.failed_in(RoundStage.VALUES, player)
         player.state = State.from_json(player.state.to_json())
         player.do(Resumed())
         player.answer("cid", "dot", "eve", *RIGHT)
@@ -118,7 +121,7 @@ class TestAfterValuesWereAsked:
     def test_one_step_round_has_no_commitment(self) -> None:
         player = GroupPlayer(replace(FIVE_AND_FOUR, round_steps=(Phase.VALUES,)), (FIVE, RIGHT))
         player.begin(FIVE_AND_FOUR.roster, ())
-        self.failed_in(Stage.VALUES, player)
+        self.failed_in(RoundStage.VALUES, player)
         player.answer("cid", "dot", "eve", *RIGHT)
         assert player.state.participants == tuple(sorted(("cid", "dot", "eve", *RIGHT)))
 
@@ -127,7 +130,7 @@ class TestAGroupWithoutAResult:
     def computed(self) -> GroupPlayer:
         player = GroupPlayer()
         player.begin()
-        player.go_to(Stage.COMPUTING)
+        player.go_to(RoundStage.COMPUTING)
         player.do(Computed(excluded=frozenset(LEFT)))
         return player
 
@@ -138,7 +141,7 @@ class TestAGroupWithoutAResult:
             player.do(Answered("ada", player.state.result_key))
         player.answer(*RIGHT)
         assert (player.stage, player.state.round, player.state.excluded_from_result) == (
-            Stage.PRESENCE,
+            RoundStage.PRESENCE,
             2,
             (),
         )
@@ -155,6 +158,6 @@ class TestAGroupWithoutAResult:
     def test_group_without_result_must_be_some_of_the_participants(self, lacking: tuple[str, ...]) -> None:
         player = GroupPlayer()
         player.begin()
-        player.go_to(Stage.COMPUTING)
+        player.go_to(RoundStage.COMPUTING)
         with pytest.raises(ValueError, match="participants"):
             player.do(Computed(excluded=frozenset(lacking)))

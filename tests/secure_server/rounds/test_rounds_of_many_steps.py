@@ -24,7 +24,7 @@ from secure_server.rounds.machine import (
     Tick,
 )
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import Groups, Quorum, Stage, State
+from secure_server.rounds.state import Groups, Quorum, RoundStage, State
 from tests.secure_server.rounds.round_player import (
     ALL,
     GROUPED,
@@ -54,25 +54,25 @@ def test_clustering_is_round_0_without_result() -> None:
     player.answer(*ALL)
     assert player.task("ada") == PhaseKey("r1", 0, 1, Phase.VALUES)
     player.answer(*ALL)
-    assert player.stage is Stage.COMPUTING
+    assert player.stage is RoundStage.COMPUTING
     player.do(Computed((LEFT, RIGHT)))
-    assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 1)
+    assert (player.stage, player.state.round, player.state.attempt) == (RoundStage.PRESENCE, 1, 1)
     assert player.state.groups == (LEFT, RIGHT)
 
 
 def test_round_of_many_steps_asks_them_in_order() -> None:
     player = GroupPlayer()
     player.answer(*ALL)
-    assert (player.stage, [player.task(site) for site in ALL]) == (Stage.PLANNING, [None] * 8)
+    assert (player.stage, [player.task(site) for site in ALL]) == (RoundStage.PLANNING, [None] * 8)
     player.do(Planned(THREE_OF_EACH))
     for phase in STEPS:
         assert [player.task(site) for site in ALL] == [PhaseKey("r1", 1, 1, phase)] * 8
         player.answer(*ALL)
-    assert player.stage is Stage.COMPUTING
+    assert player.stage is RoundStage.COMPUTING
     assert [survivors_of(player.state, phase) for phase in STEPS] == [ALL] * 4
     player.do(Computed())
     player.answer(*ALL)
-    assert (player.stage, player.state.round) == (Stage.PRESENCE, 2)
+    assert (player.stage, player.state.round) == (RoundStage.PRESENCE, 2)
     assert (player.state.participants, player.state.survivors, player.state.quorums) == ((), (), ())
 
 
@@ -87,10 +87,10 @@ class TestClustering:
     def test_clustering_resume_repeats_clustering_not_set_up(self) -> None:
         player = self.at_its_end()
         for _ in range(GROUPED.max_attempts):
-            while player.stage is not Stage.COMPUTING:
+            while player.stage is not RoundStage.COMPUTING:
                 player.answer(*ALL)
             player.do(ComputeFailed())
-        assert player.stage is Stage.STOPPED
+        assert player.stage is RoundStage.STOPPED
         player.do(Resumed())
         assert player.task("ada") == PhaseKey("r1", 0, 4, Phase.PRESENCE)
 
@@ -110,7 +110,7 @@ class TestClustering:
             self.at_its_end().do(Computed())
         player = GroupPlayer()
         player.begin()
-        player.go_to(Stage.COMPUTING)
+        player.go_to(RoundStage.COMPUTING)
         with pytest.raises(ValueError, match="round 1"):
             player.do(Computed((ALL,)))
 
@@ -128,7 +128,7 @@ class TestGroups:
         player = GroupPlayer()
         player.answer("ada", "bea", *RIGHT)
         player.to_deadline()
-        assert (player.stage, player.state.participants) == (Stage.PLANNING, RIGHT)
+        assert (player.stage, player.state.participants) == (RoundStage.PLANNING, RIGHT)
         player.do(Planned())
         assert [player.phase(site) for site in ("ada", "eli")] == [None, Phase.SHARES]
 
@@ -138,16 +138,16 @@ class TestGroups:
         player.do(*(Left(site) for site in ("cid", "dot", "gus", "hal")))
         player.answer("ada", "bea", "eli", "fay")
         player.wait(40)
-        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 1)
+        assert (player.stage, player.state.attempt) == (RoundStage.PRESENCE, 1)
         player.join("cid")
         player.answer("cid")
-        assert (player.stage, player.state.participants) == (Stage.PLANNING, ("ada", "bea", "cid"))
+        assert (player.stage, player.state.participants) == (RoundStage.PLANNING, ("ada", "bea", "cid"))
 
     def test_groups_too_small_at_deadline_fail_attempt(self) -> None:
         player = GroupPlayer()
         player.answer("ada", "bea", "eli", "fay")
         player.to_deadline()
-        assert (player.stage, player.state.attempt, player.state.failures) == (Stage.PRESENCE, 2, 1)
+        assert (player.stage, player.state.attempt, player.state.failures) == (RoundStage.PRESENCE, 2, 1)
         assert player.state.reason == "round 1, attempt 1: no presence from cid, dot, gus, hal"
 
     @pytest.mark.parametrize(("colluding", "goes_on"), [(0.125, True), (0.25, False)])
@@ -158,19 +158,19 @@ class TestGroups:
         player.answer(*LEFT)
         player.to_deadline()
         if goes_on:
-            assert (player.stage, player.state.participants) == (Stage.PLANNING, LEFT)
+            assert (player.stage, player.state.participants) == (RoundStage.PLANNING, LEFT)
             return
-        assert (player.stage, player.state.attempt, player.state.failures) == (Stage.PRESENCE, 2, 1)
+        assert (player.stage, player.state.attempt, player.state.failures) == (RoundStage.PRESENCE, 2, 1)
         assert not player.state.participants
         player.answer(*LEFT, RIGHT[0])
-        assert (player.stage, player.state.participants) == (Stage.PLANNING, (*LEFT, RIGHT[0]))
+        assert (player.stage, player.state.participants) == (RoundStage.PLANNING, (*LEFT, RIGHT[0]))
 
     def test_groups_complete_graphs_ignore_colluders(self) -> None:
         masking = MaskingSection(complete_up_to=8, max_colluding=0.25)
         player = GroupPlayer(masked_rules(masking), groups=(ALL,))
         player.answer(*LEFT[:3])
         player.to_deadline()
-        assert (player.stage, player.state.participants) == (Stage.PLANNING, LEFT[:3])
+        assert (player.stage, player.state.participants) == (RoundStage.PLANNING, LEFT[:3])
 
     def test_groups_benching_leaves_a_group(self) -> None:
         player = GroupPlayer(replace(GROUPED, roster=LEFT), groups=(LEFT,))
@@ -198,7 +198,7 @@ class TestPlanning:
         player = GroupPlayer()
         player.answer(*ALL)
         player.to_deadline()
-        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+        assert (player.stage, player.state.attempt) == (RoundStage.PRESENCE, 2)
 
     def test_planning_quorum_of_other_sites_is_refused(self) -> None:
         player = GroupPlayer()
@@ -213,9 +213,11 @@ class TestPlanning:
             Quorum(Phase.VALUES, frozenset(LEFT), least)
 
 
-@pytest.mark.parametrize("stage", [Stage.SHARES, Stage.VALUES, Stage.SURVIVORS, Stage.UNMASK])
+@pytest.mark.parametrize(
+    "stage", [RoundStage.SHARES, RoundStage.VALUES, RoundStage.SURVIVORS, RoundStage.UNMASK]
+)
 class TestDropOuts:
-    def test_drop_out_is_waited_for_until_deadline(self, stage: Stage) -> None:
+    def test_drop_out_is_waited_for_until_deadline(self, stage: RoundStage) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(stage)
@@ -228,7 +230,7 @@ class TestDropOuts:
         assert player.state.failures == 0
         assert player.state.absent == {"dot"}
 
-    def test_drop_out_that_left_is_not_waited_for(self, stage: Stage) -> None:
+    def test_drop_out_that_left_is_not_waited_for(self, stage: RoundStage) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(stage)
@@ -238,14 +240,14 @@ class TestDropOuts:
         assert player.stage is not stage
         assert player.state.survivors[-1].sites == without("dot")
 
-    def test_drop_out_is_asked_for_result_only(self, stage: Stage) -> None:
+    def test_drop_out_is_asked_for_result_only(self, stage: RoundStage) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(stage)
         player.answer(*without("dot"))
         player.to_deadline()
         player.do(Polled("dot"))
-        while player.stage is not Stage.COMPUTING:
+        while player.stage is not RoundStage.COMPUTING:
             assert player.task("dot") is None
             with pytest.raises(WrongPhase):
                 player.do(Answered("dot", player.state.key(Phase(STEPS[-1]))))
@@ -253,7 +255,7 @@ class TestDropOuts:
         player.do(Computed())
         assert player.phase("dot") is Phase.RESULT
 
-    def test_drop_out_that_returns_is_asked_for_result_only(self, stage: Stage) -> None:
+    def test_drop_out_that_returns_is_asked_for_result_only(self, stage: RoundStage) -> None:
         """A site that leaves erases what the steps need. Nobody hears that dot leaves. The clock stands still."""
         player = GroupPlayer()
         player.begin()
@@ -262,7 +264,7 @@ class TestDropOuts:
         player.do(Left("hal"))
         player.do(*(Joined(site, player.state.presence_key) for site in ("dot", "hal")))
         player.state = State.from_json(player.state.to_json())
-        while player.stage is not Stage.COMPUTING:
+        while player.stage is not RoundStage.COMPUTING:
             assert player.task("dot") is player.task("hal") is None
             with pytest.raises(WrongPhase):
                 player.do(Answered("dot", player.state.key(Phase(STEPS[-1]))))
@@ -274,12 +276,12 @@ class TestDropOuts:
         player.answer(*ALL)
         assert (player.state.round, player.phase("dot")) == (2, Phase.PRESENCE)
 
-    def test_drop_out_breaking_quorum_by_leaving_fails_attempt_at_once(self, stage: Stage) -> None:
+    def test_drop_out_breaking_quorum_by_leaving_fails_attempt_at_once(self, stage: RoundStage) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(stage)
         player.do(Left("cid"), Left("dot"), Left("eli"))
-        assert player.stage is Stage.PRESENCE
+        assert player.stage is RoundStage.PRESENCE
         assert player.state.benched == {"cid", "dot"}, "the other group could have gone on"
 
 
@@ -288,10 +290,10 @@ def test_site_that_left_an_attempt_is_asked_in_the_next() -> None:
     player = GroupPlayer(replace(GROUPED, roster=LEFT), groups=(LEFT,))
     player.begin(LEFT, tuple(Quorum(phase, frozenset(LEFT), 3) for phase in STEPS))
     player.do(Left("ada"), Left("dot"), Joined("dot"))
-    assert (player.stage, player.state.attempt, player.state.left) == (Stage.PRESENCE, 2, frozenset())
+    assert (player.stage, player.state.attempt, player.state.left) == (RoundStage.PRESENCE, 2, frozenset())
     player.answer(*LEFT[1:])
     player.do(Planned(tuple(Quorum(phase, frozenset(LEFT[1:]), 3) for phase in STEPS)))
-    player.go_to(Stage.RESULT)
+    player.go_to(RoundStage.RESULT)
     assert player.state.participants == LEFT[1:]
 
 
@@ -299,14 +301,14 @@ class TestAfterUnmaskWasAsked:
     def abandoned(self, rules: Rules = GROUPED) -> GroupPlayer:
         player = GroupPlayer(rules)
         player.begin()
-        player.go_to(Stage.UNMASK)
+        player.go_to(RoundStage.UNMASK)
         player.answer(*without("cid", "dot"))
         player.to_deadline()
         return player
 
     def test_unmask_failure_abandons_round(self) -> None:
         player = self.abandoned()
-        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 2, 1)
+        assert (player.stage, player.state.round, player.state.attempt) == (RoundStage.PRESENCE, 2, 1)
         assert player.state.failures == 1
         assert player.state.reason.endswith("the round is abandoned, without a result")
 
@@ -315,28 +317,32 @@ class TestAfterUnmaskWasAsked:
         player.do(Polled("cid"), Polled("dot"))
         assert [player.task(site) for site in ("cid", "dot")] == [None, None]
         player.answer(*without("cid", "dot"))
-        assert (player.stage, player.state.participants) == (Stage.PLANNING, RIGHT)
+        assert (player.stage, player.state.participants) == (RoundStage.PLANNING, RIGHT)
 
     @pytest.mark.parametrize("event", [ComputeFailed(), Tick()])
     def test_unmask_failed_computation_abandons_round(self, event: Event) -> None:
         player = GroupPlayer()
         player.begin()
-        player.go_to(Stage.COMPUTING)
+        player.go_to(RoundStage.COMPUTING)
         before = player.state
         player.now = player.state.deadline
         player.do(event)
         assert machine.abandons(before, player.state)
-        assert (player.stage, player.state.round, player.state.benched) == (Stage.PRESENCE, 2, frozenset())
+        assert (player.stage, player.state.round, player.state.benched) == (
+            RoundStage.PRESENCE,
+            2,
+            frozenset(),
+        )
 
     def test_failure_before_unmask_repeats_round(self) -> None:
         player = GroupPlayer()
         player.begin()
-        player.go_to(Stage.SURVIVORS)
+        player.go_to(RoundStage.SURVIVORS)
         before = player.state
         player.answer(*without("cid", "dot"))
         player.to_deadline()
         assert not machine.abandons(before, player.state)
-        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 2)
+        assert (player.stage, player.state.round, player.state.attempt) == (RoundStage.PRESENCE, 1, 2)
 
     @pytest.mark.parametrize(("complete_up_to", "over"), [(4, False), (3, True), (None, False)])
     def test_survivors_large_group_failure_abandons_round(
@@ -346,37 +352,37 @@ class TestAfterUnmaskWasAsked:
         masking = MaskingSection(complete_up_to=complete_up_to) if complete_up_to else None
         player = GroupPlayer(replace(GROUPED, masking=masking))
         player.begin()
-        player.go_to(Stage.SURVIVORS)
+        player.go_to(RoundStage.SURVIVORS)
         before = player.state
         player.answer(*without("cid", "dot"))
         player.to_deadline()
         assert machine.abandons(before, player.state) == over
-        assert (player.stage, player.state.round) == (Stage.PRESENCE, 2 if over else 1)
+        assert (player.stage, player.state.round) == (RoundStage.PRESENCE, 2 if over else 1)
 
     def test_values_large_group_failure_repeats_round(self) -> None:
         player = GroupPlayer(replace(GROUPED, masking=MaskingSection(complete_up_to=3)))
         player.begin()
-        player.go_to(Stage.SHARES)
+        player.go_to(RoundStage.SHARES)
         player.answer(*without("cid", "dot"))
         player.to_deadline()
-        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 2)
+        assert (player.stage, player.state.round, player.state.attempt) == (RoundStage.PRESENCE, 1, 2)
 
     def test_abandoned_last_round_finishes_run_with_earlier_result(self) -> None:
         player = GroupPlayer()
         player.begin()
-        player.go_to(Stage.RESULT)
+        player.go_to(RoundStage.RESULT)
         player.answer(*ALL)
         player.begin()
-        player.go_to(Stage.UNMASK)
+        player.go_to(RoundStage.UNMASK)
         before = player.state
         player.answer(*without("cid", "dot"))
         player.to_deadline()
-        assert (player.stage, player.state.round, player.state.last_result) == (Stage.FINISHED, 2, 1)
+        assert (player.stage, player.state.round, player.state.last_result) == (RoundStage.FINISHED, 2, 1)
         assert machine.abandons(before, player.state)
 
     def test_run_without_any_result_stops(self) -> None:
         player = self.abandoned(replace(GROUPED, rounds=1))
-        assert player.stage is Stage.STOPPED
+        assert player.stage is RoundStage.STOPPED
         assert player.state.reason == (
             "no round of the run had a result; the last failure: round 1, attempt 1: no released shares from cid, dot; "
             "the round is abandoned, without a result"
@@ -392,7 +398,7 @@ class TestAfterUnmaskWasAsked:
 
     def test_abandoned_rounds_up_to_max_attempts_stop_run(self) -> None:
         player = self.abandoned(replace(GROUPED, rounds=3, max_attempts=1))
-        assert player.stage is Stage.STOPPED
+        assert player.stage is RoundStage.STOPPED
         player.do(Resumed())
         assert player.task("ada") == PhaseKey("r1", 2, 2, Phase.PRESENCE)
         assert player.state.groups == (LEFT, RIGHT)
@@ -400,11 +406,11 @@ class TestAfterUnmaskWasAsked:
     def test_success_resets_abandoned_rounds(self) -> None:
         player = self.abandoned()
         player.begin(without("cid", "dot"), tuple(each for each in THREE_OF_EACH if "eli" in each.sites))
-        player.go_to(Stage.RESULT)
+        player.go_to(RoundStage.RESULT)
         player.answer(*RIGHT)
-        assert (player.stage, player.state.failures) == (Stage.FINISHED, 0)
+        assert (player.stage, player.state.failures) == (RoundStage.FINISHED, 0)
 
     def test_abandoning_needs_that_it_was_asked(self) -> None:
         player = GroupPlayer()
-        before = replace(player.state, stage=Stage.COMPUTING, round=0)
+        before = replace(player.state, stage=RoundStage.COMPUTING, round=0)
         assert not machine.abandons(before, player.state), "the clustering's end"

@@ -10,7 +10,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import JoinClosed, NotOnRoster
 from secure_server.rounds import machine
 from secure_server.rounds.machine import Answered, Computed, Event, Joined, Left, Polled, Resumed
-from secure_server.rounds.state import Stage
+from secure_server.rounds.state import RoundStage
 from secure_server.rounds.task_assignment import ready_sites
 from tests.secure_server.rounds.round_player import RULES, SITES, Player, in_round, without_secret
 
@@ -21,23 +21,23 @@ class TestJoining:
     def test_joining_ends_when_all_of_the_roster_joined(self) -> None:
         player = Player()
         player.join("dot", "bea", "ada")
-        assert (player.stage, player.state.members) == (Stage.JOINING, ())
+        assert (player.stage, player.state.members) == (RoundStage.JOINING, ())
         player.join("cid")
-        assert (player.stage, player.state.members, player.state.maker) == (Stage.SETUP, SITES, "ada")
+        assert (player.stage, player.state.members, player.state.maker) == (RoundStage.SETUP, SITES, "ada")
 
     def test_joining_deadline_with_enough_begins_set_up(self) -> None:
         player = Player()
         player.join("dot", "bea", "cid")
         player.wait(99)
-        assert player.stage is Stage.JOINING
+        assert player.stage is RoundStage.JOINING
         player.wait(1)
-        assert (player.stage, player.state.members) == (Stage.SETUP, ("bea", "cid", "dot"))
+        assert (player.stage, player.state.members) == (RoundStage.SETUP, ("bea", "cid", "dot"))
 
     def test_joining_too_few_stops_and_names_missing(self) -> None:
         player = Player()
         player.join("dot", "bea")
         player.to_deadline()
-        assert player.stage is Stage.STOPPED
+        assert player.stage is RoundStage.STOPPED
         assert player.state.reason == "2 of at least 3 sites joined in time; missing: ada, cid"
 
     def test_joining_resume_continues_with_those_who_joined(self) -> None:
@@ -45,9 +45,9 @@ class TestJoining:
         player.join("dot", "bea")
         player.to_deadline()
         player.join("cid")
-        assert player.stage is Stage.STOPPED
+        assert player.stage is RoundStage.STOPPED
         player.do(Resumed())
-        assert (player.stage, player.state.joined) == (Stage.JOINING, frozenset({"bea", "cid", "dot"}))
+        assert (player.stage, player.state.joined) == (RoundStage.JOINING, frozenset({"bea", "cid", "dot"}))
         player.to_deadline()
         assert player.state.members == ("bea", "cid", "dot")
 
@@ -56,7 +56,7 @@ class TestJoining:
         player.join("ada", "bea", "cid")
         player.do(Left("cid"))
         player.to_deadline()
-        assert player.stage is Stage.STOPPED
+        assert player.stage is RoundStage.STOPPED
 
     def test_join_site_outside_roster_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = Player()
@@ -72,7 +72,7 @@ class TestJoining:
         player.join("ada", "bea", "cid")
         player.to_deadline()
         player.answer("ada", "bea", "cid", "bea", "cid")
-        assert player.stage is Stage.PRESENCE
+        assert player.stage is RoundStage.PRESENCE
         with pytest.raises(JoinClosed, match="dot"):
             player.join("dot")
         monkeypatch.setattr(machine, "check_may_join", lambda *_: None)
@@ -98,25 +98,25 @@ class TestSetup:
         player.answer("ada")
         assert [player.task(site) for site in SITES] == [None, SECRET, ROSTER, ROSTER]
         player.answer("bea", "cid", "cid", "dot")
-        assert player.stage is Stage.SETUP
+        assert player.stage is RoundStage.SETUP
         player.answer("dot")
-        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 1)
+        assert (player.stage, player.state.round, player.state.attempt) == (RoundStage.PRESENCE, 1, 1)
 
     def test_setup_without_secret_asks_roster_only(self) -> None:
         player = Player(without_secret())
         player.join(*SITES)
         player.answer("dot", "cid", "bea")
-        assert (player.stage, player.task("bea")) == (Stage.SETUP, None)
+        assert (player.stage, player.task("bea")) == (RoundStage.SETUP, None)
         player.answer("ada")
-        assert player.stage is Stage.PRESENCE
+        assert player.stage is RoundStage.PRESENCE
 
     def test_setup_deadline_with_enough_late_site_catches_up(self) -> None:
         player = Player()
         player.set_up("ada", "bea", "cid")
         player.wait(19.9)
-        assert player.stage is Stage.SETUP
+        assert player.stage is RoundStage.SETUP
         player.wait(0.2)
-        assert (player.stage, player.state.absent) == (Stage.PRESENCE, frozenset({"dot"}))
+        assert (player.stage, player.state.absent) == (RoundStage.PRESENCE, frozenset({"dot"}))
         player.answer("ada", "bea", "cid")
         player.answer("ada", "bea")
         player.answer("dot", "dot")
@@ -139,20 +139,20 @@ class TestSetup:
         player = Player()
         player.set_up("ada", "bea", "cid")
         player.do(Left("dot"))
-        assert player.stage is Stage.PRESENCE
+        assert player.stage is RoundStage.PRESENCE
 
     def test_setup_too_few_stops_and_names_missing(self) -> None:
         player = Player()
         player.set_up("ada", "bea")
         player.answer("cid")
         player.to_deadline()
-        assert player.stage is Stage.STOPPED
+        assert player.stage is RoundStage.STOPPED
         assert player.state.reason == "2 of at least 3 sites finished the set-up in time; missing: cid, dot"
         player.do(Resumed())
-        assert (player.stage, player.phase("cid")) == (Stage.SETUP, Phase.SECRET)
+        assert (player.stage, player.phase("cid")) == (RoundStage.SETUP, Phase.SECRET)
         player.answer("cid")
         player.to_deadline()
-        assert (player.stage, player.state.round) == (Stage.PRESENCE, 1)
+        assert (player.stage, player.state.round) == (RoundStage.PRESENCE, 1)
 
 
 class TestSilentMaker:
@@ -161,11 +161,11 @@ class TestSilentMaker:
         player.join(*SITES)
         player.answer("bea", "cid", "dot")
         player.to_deadline()
-        assert (player.stage, player.state.setup_attempt, player.state.maker) == (Stage.SETUP, 2, "bea")
+        assert (player.stage, player.state.setup_attempt, player.state.maker) == (RoundStage.SETUP, 2, "bea")
         assert player.state.members == ("bea", "cid", "dot")
         assert player.task("dot") == PhaseKey("r1", 0, 2, Phase.ROSTER), "another roster is another step"
         player.answer("bea", "cid", "dot", "cid", "dot")
-        assert (player.stage, player.state.failures) == (Stage.PRESENCE, 0)
+        assert (player.stage, player.state.failures) == (RoundStage.PRESENCE, 0)
         for event in (Joined("ada"), Polled("ada")):
             with pytest.raises(JoinClosed):
                 player.do(event)
@@ -182,7 +182,7 @@ class TestSilentMaker:
         assert (player.state.setup_attempt, player.state.members, player.state.maker) == (3, SITES, "ada")
         player.answer("ada", "bea", "dot", "bea", "dot")
         player.to_deadline()
-        assert (player.stage, player.state.absent) == (Stage.PRESENCE, frozenset({"cid"}))
+        assert (player.stage, player.state.absent) == (RoundStage.PRESENCE, frozenset({"cid"}))
 
     def test_silent_maker_joining_repeatedly_does_not_stop_run(self) -> None:
         player = Player()
@@ -194,7 +194,7 @@ class TestSilentMaker:
         with pytest.raises(JoinClosed):
             player.join("ada")
         player.answer("bea", "cid", "dot", "cid", "dot")
-        assert (player.stage, player.state.members) == (Stage.PRESENCE, SITES[1:])
+        assert (player.stage, player.state.members) == (RoundStage.PRESENCE, SITES[1:])
 
     def test_silent_maker_is_admitted_by_resumed_run(self) -> None:
         player = Player()
@@ -203,12 +203,12 @@ class TestSilentMaker:
         player.to_deadline()
         player.answer("bea", "dot")
         player.to_deadline()
-        assert player.stage is Stage.STOPPED
+        assert player.stage is RoundStage.STOPPED
         player.do(Resumed())
         player.join("ada")
         player.answer("ada", "bea", "dot", "bea", "dot")
         player.to_deadline()
-        assert (player.stage, player.state.round) == (Stage.PRESENCE, 1)
+        assert (player.stage, player.state.round) == (RoundStage.PRESENCE, 1)
 
     def test_silent_maker_next_maker_has_answered(self) -> None:
         roster = (*SITES, "eli")
@@ -223,7 +223,7 @@ class TestSilentMaker:
         player.join(*SITES)
         player.answer("bea", "cid", "dot")
         player.to_deadline()
-        assert (player.stage, player.state.members) == (Stage.PRESENCE, SITES)
+        assert (player.stage, player.state.members) == (RoundStage.PRESENCE, SITES)
 
     @pytest.mark.parametrize(("answering", "attempts"), [(("cid", "dot"), 3), (("bea", "cid", "dot"), 1)])
     def test_silent_maker_too_few_sites_or_attempts_stops_run(
@@ -234,7 +234,7 @@ class TestSilentMaker:
         player.answer(*answering)
         player.to_deadline()
         assert (player.stage, player.state.reason) == (
-            Stage.STOPPED,
+            RoundStage.STOPPED,
             "ada did not make the group's keys in time",
         )
         assert player.state.members == SITES, "the state is intact"
@@ -250,5 +250,5 @@ class TestRules:
             replace(RULES, min_sites=min_sites)
 
     def test_rules_set_up_time_includes_secrets_if_needed(self) -> None:
-        assert RULES.seconds(Stage.SETUP) == 20
-        assert without_secret().seconds(Stage.SETUP) == 10
+        assert RULES.seconds(RoundStage.SETUP) == 20
+        assert without_secret().seconds(RoundStage.SETUP) == 10

@@ -20,7 +20,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds import machine, task_assignment, transitions
 from secure_server.rounds.machine import Event, Left, Planned, Polled
 from secure_server.rounds.rules import Rules
-from secure_server.rounds.state import STAGE_OF_PHASE, STEPS, Groups, Quorum, Stage, State
+from secure_server.rounds.state import STAGE_OF_PHASE, STEPS, Groups, Quorum, RoundStage, State
 from secure_server.rounds.task_assignment import check_expected, task_for
 from tests.secure_server.rounds.checked_run import InvariantError
 from tests.secure_server.rounds.simulated_run import SimulatedRun
@@ -65,14 +65,14 @@ def seen(runs: int) -> Counter[str]:
 
 
 def test_simulation_invariants_hold(seen: Counter[str], runs: int) -> None:
-    assert seen[Stage.FINISHED] >= runs / 2
+    assert seen[RoundStage.FINISHED] >= runs / 2
 
 
 @pytest.mark.parametrize(
     "what",
     [
-        *(stage for stage in Stage if stage is not Stage.JOINING),
-        *(f"restart in {stage}" for stage in Stage),
+        *(stage for stage in RoundStage if stage is not RoundStage.JOINING),
+        *(f"restart in {stage}" for stage in RoundStage),
         "failed attempt",
         "new maker",
         "taken in",
@@ -144,7 +144,7 @@ def test_simulation_drop_outs_within_quorum_cost_nothing() -> None:
                 run.visit(site)
             run.compute()
             run.pass_time(2.0)
-        assert (run.state.stage, run.seen["failed attempt"], run.abandoned) == (Stage.FINISHED, 0, set())
+        assert (run.state.stage, run.seen["failed attempt"], run.abandoned) == (RoundStage.FINISHED, 0, set())
         quits += run.seen["quit"]
     assert quits > 100
 
@@ -162,12 +162,12 @@ def expects_anything(rules: Rules, state: State, site: str, key: PhaseKey) -> No
 def same_attempt_again(rules: Rules, state: State, now: float) -> State:
     return replace(
         state,
-        stage=Stage.PRESENCE,
+        stage=RoundStage.PRESENCE,
         answered=frozenset(),
         participants=(),
         survivors=(),
         quorums=(),
-        deadline=now + rules.seconds(Stage.PRESENCE),
+        deadline=now + rules.seconds(RoundStage.PRESENCE),
     )
 
 
@@ -188,7 +188,7 @@ def too_small_groups_may_be_present(rules: Rules, state: State, now: float, *, l
     if not late or not state.groups:
         return real_presence(rules, state, now, late=late)
     state = replace(state, participants=tuple(sorted(state.answered)))
-    return transitions.enter(rules, state, Stage.PLANNING, now)
+    return transitions.enter(rules, state, RoundStage.PLANNING, now)
 
 
 def never_gives_up(rules: Rules, state: State, why: str, now: float, lost: object = ()) -> State:
@@ -280,13 +280,13 @@ def test_simulation_notices_check_missing_in_both_halves(
 @pytest.mark.parametrize(
     ("stage", "weakened", "violation"),
     [
-        (Stage.PRESENCE, too_few_may_be_present, "only .* computed"),
-        (Stage.PRESENCE, too_small_groups_may_be_present, "too small"),
+        (RoundStage.PRESENCE, too_few_may_be_present, "only .* computed"),
+        (RoundStage.PRESENCE, too_small_groups_may_be_present, "too small"),
         *((stage, answers_may_be_missing, "went on without") for stage in ASKING_STEPS),
     ],
 )
 def test_simulation_notices_stage_ending_too_soon(
-    stage: Stage, weakened: Callable[..., State], violation: str, monkeypatch: pytest.MonkeyPatch
+    stage: RoundStage, weakened: Callable[..., State], violation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(transitions._SETTLE, stage, weakened)
     notices(violation)

@@ -8,7 +8,7 @@ import pytest
 
 from protoseal_wire.messages import Phase
 from secure_server.rounds import machine
-from secure_server.rounds.state import Stage, State, Survivors
+from secure_server.rounds.state import RoundStage, State, Survivors
 from tests.secure_server.rounds.round_player import LEFT, RIGHT, RULES, SITES, GroupPlayer, in_round, without
 
 
@@ -58,7 +58,7 @@ class TestState:
     def test_quorums_one_step_round_needs_none(self) -> None:
         player = in_round()
         player.answer(*SITES)
-        assert (player.stage, player.state.quorums) == (Stage.VALUES, ())
+        assert (player.stage, player.state.quorums) == (RoundStage.VALUES, ())
 
 
 class TestStateAsText:

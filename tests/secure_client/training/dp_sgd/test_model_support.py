@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agreement import Agreement, DpSgdSection, Extractor, PrivacySection
-from agreement.registry.recipe import Recipe, TrainingStage, Trains
+from agreement.registry.recipe import Recipe, Stage, Trains
 from secure_client.checkpoints.learner_factory import build_learner
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import BACKBONES
@@ -153,8 +153,8 @@ def test_agreement_batch_norm_with_dp_sgd_is_refused() -> None:
     [
         {"proximal": 0.1},
         {"personal": 0.1},
-        {"stages": (TrainingStage(Trains.CLASSIFIER, 1), TrainingStage(Trains.EXTRACTOR))},
-        {"stages": (TrainingStage(epochs=3),)},
+        {"stages": (Stage(Trains.CLASSIFIER, 1), Stage(Trains.EXTRACTOR))},
+        {"stages": (Stage(epochs=3),)},
     ],
     ids=["proximal", "personal", "parts", "epochs"],
 )
@@ -167,7 +167,7 @@ def test_agreement_recipe_that_is_not_accounted_for_is_refused(changes: dict[str
 def test_recipe_dp_sgd_has_features_of_the_trained_model() -> None:
     recipe = build_recipe(agreement("small-cnn"))
     assert recipe.dp_sgd == PRIVACY.dp_sgd
-    assert recipe.stages == (TrainingStage(Trains.ALL),)
+    assert recipe.stages == (Stage(Trains.ALL),)
     assert not recipe.initial_features
 
 
