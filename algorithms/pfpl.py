@@ -5,7 +5,8 @@ Each site gets a personal target for every class that it holds (equation 4):
     C̄_i = α C_i + (1 − α) Σ_{m≠i} w_im C_m        over the other holders m of the class,
 
 and trains with cross entropy + λ · ℓ_R(C̄_i, C_i) (equation 5, :class:`algorithms.method_losses.PfplLoss`). Only
-prototypes are exchanged (docs/explanation/notation.md). The weights w_im follow from inner products alone.
+prototypes are exchanged (docs/explanation/notation.md). The weights w_im follow from inner products alone;
+:func:`sufficient_needs` says what a protection must offer.
 
 Limit: half of a class's holders or more that pool the results of one round can solve these for all other holders'
 prototypes, unless the weighting is ``uniform``. No protection of uploads prevents it.

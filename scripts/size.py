@@ -29,8 +29,8 @@ PACKAGES = (
     "secure_server",
 )
 """Packages that are installed."""
-CODE_LINES = 40_990
-SETTINGS = 206
+CODE_LINES = 40_200
+SETTINGS = 203
 """Ceilings: what there was when they were set, and 1 % more."""
 _NO_CODE = {
     tokenize.COMMENT,

@@ -1,4 +1,4 @@
-"""Fields that the coordinator's and a site's configuration files have in common."""
+"""Fields that the coordinator's and a site's configuration files share, and the error for another federation."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class RequestedRun:
 def request_runs(
     epsilons: Sequence[float], noises: Sequence[str], seeds: Sequence[int]
 ) -> tuple[RequestedRun, ...]:
-    """Return all requested runs, every seed at the largest ε first, so that a comparison is possible soon."""
+    """Return all requested runs, every seed at the largest ε first, to compare with; at ∞ a seed has one, exact run."""
     return tuple(
         RequestedRun(epsilon, noise, seed)
         for epsilon in sorted(set(epsilons), reverse=True)
@@ -198,6 +198,7 @@ class BudgetCurve:
         return change_config(self._exact or self._config, _NOISELESS | changes)
 
     def _record(self, request: RequestedRun, result: RunResult) -> RunAt:
+        """Return the report's record of a finished run: its accuracies, and the noise that its ε took."""
         noise = self._fit_request(request)
         training = None if noise is None else noise.privacy.dp_sgd
         return RunAt(

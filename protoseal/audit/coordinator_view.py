@@ -15,7 +15,6 @@ import numpy as np
 
 from agreement import Agreement, Family, ModelPart
 from agreement.derived.payload_shapes import limits_of
-from crypto.pairwise import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
 from crypto.rotation import SCHEME as ROTATION
@@ -175,11 +174,11 @@ def _describe_numbers(uploads: Sequence[Upload]) -> ViewLine:
 
 
 def _describe_inner_products(uploads: Sequence[Upload]) -> ViewLine:
-    """Describe the inner products in uploads: rotations keep them; a masked sum only has those of the sum."""
-    # Masked words and ciphertexts show no inner products; plain and rotated arrays do.
+    """Describe the inner products in uploads: plain and rotated arrays show them, masked words and ciphertexts none."""
     rounds = [upload.round for upload in uploads if upload.payload.arrays]
     qualifier = ", of the initial model alone" if set(rounds) == {0} else ""
-    if any(upload.payload.scheme == PAIRWISE for upload in uploads) and any(rounds):
+    # Beside masked words or ciphertexts, arrays after round 0 are FedPLCC's rotated directions.
+    if any(rounds) and any(upload.payload.words or upload.payload.blobs for upload in uploads):
         qualifier = ", of their directions alone"
     return ViewLine(
         what="inner products of sites' prototypes",

@@ -1,4 +1,7 @@
-"""Checks of a run as it was recorded, by site, and the verdict that follows from them."""
+"""Outcomes of the checks of a recorded run, by site, and the verdict that follows from them.
+
+:mod:`protoseal.audit.run_audit` makes the checks, by the modules that are named for what they check.
+"""
 
 from __future__ import annotations
 

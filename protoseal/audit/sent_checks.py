@@ -102,6 +102,7 @@ def check_sent(evidence: SiteEvidence) -> Iterator[Check]:
             return
         except _Unclear as error:
             unclear.add(f"{answer.phase.name} of round {answer.round}: {error}")
+    # Not SENT: rows that stay unclear are left open below, and the rest are judged without them.
     for reason in sorted(unclear):
         yield leave_open("values that were sent", reason)
     # By the site's own statements and draws: rows of a round of which nothing was kept are not known.

@@ -1,4 +1,4 @@
-"""Audit of DP-SGD as it runs, by an adversary who gets the weights after every step.
+"""Audit of DP-SGD by canaries, in trainings of its own: the adversary gets the weights after every step.
 
 A model is one linear layer without a bias and its loss is its output, so that a record's gradient is its input,
 whatever the weights are. Canaries' inputs are orthogonal, equal in size in all coordinates (rows of a Hadamard matrix)

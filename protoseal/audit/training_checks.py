@@ -1,4 +1,4 @@
-"""Audit of DP-SGD as it ran, from the records that a site kept of its steps.
+"""Checks of the DP-SGD of a run, from the records that a site kept of its steps.
 
 The records are those of :mod:`secure_client.training.step_records`. The audit compares what steps sampled, clipped and
 added as noise with the agreement and with the ledger's entries. Each check finds one kind of weakness, or stands, or is

@@ -174,7 +174,7 @@ def _longest(rounds: Iterable[SiteRound], part: str) -> float:
 
 # Several seeds
 
-METRICS = tuple(Accuracies.model_fields)
+_METRIC_NAMES = tuple(Accuracies.model_fields)
 """Names of the figures that are compared over seeds."""
 
 
@@ -194,7 +194,7 @@ def over_seeds(results: Mapping[int, RunResult]) -> RunResult:
             "summary": {
                 name: {
                     metric: spread
-                    for metric in METRICS
+                    for metric in _METRIC_NAMES
                     if (spread := _spread(values_by_seed(name, metric, _metrics(seeds)).values()))
                 }
                 for name in first.metrics
@@ -278,7 +278,7 @@ def _pair_metrics(
         metric: paired(
             values_by_seed(method, metric, _metrics(seeds)), values_by_seed(other, metric, _metrics(others))
         )
-        for metric in METRICS
+        for metric in _METRIC_NAMES
     }
     return {metric: pair for metric, pair in pairs.items() if pair is not None}
 

@@ -1,4 +1,7 @@
-"""Factory of a site's learner from the agreement; deployments, simulations and controls share it."""
+"""Factory of a site's learner from the agreement, and the checks that the site's model can do what was agreed.
+
+Deployments, simulations and controls share it.
+"""
 
 from __future__ import annotations
 

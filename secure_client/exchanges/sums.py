@@ -1,7 +1,8 @@
 """Sums at a site: of prototypes, of models, or of both, over all sites or over the site's group.
 
 :mod:`secure_client.exchanges.groups` has the checks of groups and bases, which bound what one round reveals, and
-:mod:`secure_client.exchanges.sum_halves` what each protection makes of a vector.
+:mod:`secure_client.exchanges.sum_halves` what each protection makes of a vector. FedPC's grouping, its round 0, is here
+too; the coordinator's part of it is :mod:`secure_server.exchanges.site_grouping`.
 
 Limit: a coordinator that chooses the sites' base can freeze training (for all sites in one of two rounds, or for all
 but one site in one round) and subtract the two sums.

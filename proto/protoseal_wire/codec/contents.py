@@ -1,4 +1,4 @@
-"""Codec of contents, which Upload and Download carry: a table with one row for each kind.
+"""Codec of contents, which Upload and Download carry: a declaration makes ``encode`` and ``decode`` of a kind.
 
 A content is a protobuf ``Content`` with a version marker, in canonical form: each value has one byte string, so that a
 hash of the bytes is a hash of the value. Bytes that differ when serialised again (unknown fields, fields twice or out

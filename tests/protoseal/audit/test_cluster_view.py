@@ -20,6 +20,7 @@ from crypto.pairwise import masks
 from crypto.protection import Words
 from crypto.rotation import RotationSite
 from protoseal.audit.coordinator_view import describe_view, search_messages
+from protoseal.reports.result_files import ViewLine
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.exchanges import cluster_directions
@@ -168,24 +169,20 @@ def test_cluster_run_sends_no_other_message(masked: ClusterTranscript) -> None:
     assert kinds == {None, Phase.ROSTER, Phase.SECRET, Phase.PRESENCE, *CLUSTERED_SUM, Phase.RESULT}
 
 
+def lines_by_topic(transcript: ClusterTranscript) -> dict[str, ViewLine]:
+    last = {site: taken.prototypes for (number, site), taken in transcript.taken.items() if number == ROUNDS}
+    return {line.what: line for line in describe_view(transcript.received, transcript.agreement, last)}
+
+
+def test_describe_view_encrypted_clusters_shows_directions_alone(tmp_path: Path) -> None:
+    lines = lines_by_topic(recorded(Protection.CKKS, tmp_path))
+    assert lines["inner products of sites' prototypes"].evidence.endswith("of their directions alone")
+
+
 def test_describe_view_clusters_says_what_was_seen(
     masked: ClusterTranscript, plain: ClusterTranscript
 ) -> None:
-    by_masked, by_plain = (
-        {
-            line.what: line
-            for line in describe_view(
-                transcript.received,
-                transcript.agreement,
-                {
-                    site: taken.prototypes
-                    for (number, site), taken in transcript.taken.items()
-                    if number == ROUNDS
-                },
-            )
-        }
-        for transcript in (masked, plain)
-    )
+    by_masked, by_plain = (lines_by_topic(transcript) for transcript in (masked, plain))
     assert {line.what for line in by_masked.values() if line.seen} == {
         "messages, their sizes and times",
         "which site has which class",

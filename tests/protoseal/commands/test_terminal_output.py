@@ -45,6 +45,8 @@ def test_start_log_message_is_one_line(terminal: bool, monkeypatch: pytest.Monke
     monkeypatch.setattr("sys.stderr", stream)
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
+    # start_log sets it, and later tests of this process expect pytest's.
+    monkeypatch.setattr(root, "level", root.level)
     start_log(LogLevel.INFO)
     logger.warning("the coordinator stopped the run: %s", HOSTILE)
     logger.error("failed", exc_info=_raised())
