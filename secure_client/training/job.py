@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ from agreement.registry.recipe import BatchLoss, Trains
 from algorithms.prototypes import Guide
 from secure_client.errors import TrainingError
 from secure_client.models.prototype_model import PrototypeModel
+from secure_client.training.augmentation import Augmentation
 from secure_client.training.batches import BatchSource
 from secure_client.training.step_records import StepRecorder
 
@@ -42,9 +43,13 @@ class Adam(torch.optim.Adam):
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
 
 
+OptimiserState = MutableMapping[str, Mapping[str, Tensor]]
+"""State of torch's optimiser by the parameter's name, under torch's keys; empty before the first step."""
+
+
 @dataclass(frozen=True)
 class Schedule:
-    """Local training's settings, the same in every round.
+    """Local training's settings in one round.
 
     ``momentum`` is SGD's; Adam has its own (0.9 and 0.999). ``weight_decay`` is added to the gradient by both.
     """
@@ -82,6 +87,9 @@ class Job:
     With ``dp_sgd`` the operating system's entropy determines both, and the noise: pay for such a job before each run. A
     step then samples ``owners``, int64 (N,), of the source's records, or records if ``owners`` is None. ``recorder``
     records these steps for an audit, if the site asks for it.
+
+    ``augmentation`` changes the images of each step. Training continues from ``optimiser_state`` and replaces its
+    content once it has succeeded; without it the optimiser is fresh. A job with ``dp_sgd`` has neither of the two.
     """
 
     model: PrototypeModel
@@ -98,6 +106,8 @@ class Job:
     dp_sgd: DpSgdSection | None = None
     owners: NDArray[np.int64] | None = None
     recorder: StepRecorder | None = None
+    augmentation: Augmentation | None = None
+    optimiser_state: OptimiserState | None = None
 
 
 def trained_parameters(model: PrototypeModel, trains: Trains) -> dict[str, nn.Parameter]:

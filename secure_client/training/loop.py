@@ -50,6 +50,7 @@ def run_job(job: Job) -> Losses:
     # Only now: an error raised at its step would end training early, and the coordinator would see the shorter time.
     training.end()
     check_finite(epochs, job.schedule.lr)
+    training.keep_optimiser_state()
     return epochs[-1]
 
 
@@ -60,6 +61,9 @@ class _Training:
         self._job = job
         self._trained = trained
         self._optimiser = job.schedule.optimise(trained.values())
+        for name, state in (job.optimiser_state or {}).items():
+            self._optimiser.state[trained[name]] = {key: value.clone() for key, value in state.items()}
+        self._generator = None if job.augmentation is None else job.augmentation.generator(job.seed)
         self._error: BaseException | None = None
 
     def epoch(self) -> Losses:
@@ -68,10 +72,11 @@ class _Training:
         # Drawn inside `seed_generators`: a site that is restarted repeats the round's order, and so its result.
         order = torch.randperm(len(job.source)).tolist()
         groups = split_batches(order, job.schedule.batch_size, join_single=has_batch_norm(job.model))
+        draws = self._draw([len(group) for group in groups])
         sums = torch.zeros(3, device=job.device)
-        for group in groups:
+        for group, batch_draws in zip(groups, draws, strict=True):
             try:
-                sums += self._step(group)
+                sums += self._step(group, batch_draws)
             except BaseException as error:
                 reraise_fatal(error)
                 if self._error is None:
@@ -85,11 +90,26 @@ class _Training:
         if self._error is not None:
             raise self._error
 
-    def _step(self, group: Sequence[int]) -> Tensor:
+    def keep_optimiser_state(self) -> None:
+        """Replace the content of the job's optimiser state, if it has one."""
+        if self._job.optimiser_state is not None:
+            states = self._optimiser.state
+            self._job.optimiser_state.update({name: states[value] for name, value in self._trained.items()})
+
+    def _draw(self, sizes: Sequence[int]) -> Sequence[Tensor | None]:
+        """Return an epoch's draws of the augmentation for each batch, on the device; None without augmentation."""
+        if self._job.augmentation is None or self._generator is None:
+            return [None] * len(sizes)
+        draws = self._job.augmentation.draw(sum(sizes), self._generator)
+        return torch.split(draws.to(self._job.device), list(sizes))
+
+    def _step(self, group: Sequence[int], draws: Tensor | None) -> Tensor:
         """Take one step; return the batch's terms (3,)."""
         job = self._job
         # One batch at a time, because a source that fails in one batch could not yield the next.
         ((inputs, labels),) = job.source.batches([group])
+        if job.augmentation is not None and draws is not None:
+            inputs = job.augmentation.apply(inputs, draws)
         terms = job.objective(compute_outputs(job.model, inputs), labels, job.guide)
         self._optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(terms.total)
