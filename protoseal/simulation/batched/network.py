@@ -18,16 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.losses import Outputs
+from protoseal.simulation.batched.flat_models import CannotStack, FlatModels
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, compute_outputs
 from secure_client.models.scattering import Scattering
 from secure_client.models.wrapped_models import DualBranch, Projected, PublicProjection
 
 Values = Mapping[str, Tensor]
 """Parameters and buffers by name, stacked: (S, *shape)."""
-
-
-class CannotStack(Exception):
-    """The network has a layer or an operation that is not known to work on stacked sites."""
 
 
 class StackedLayer(nn.Module):
@@ -330,10 +327,8 @@ class Stack:
             raise CannotStack("a parameter with two names")
         self._models = models
         self.trainable = frozenset(name for name, value in first.named_parameters() if value.requires_grad)
-        states = [model.state_dict() for model in models]
-        self.values = {
-            name: torch.stack([state[name] for state in states]).contiguous() for name in states[0]
-        }
+        self._bound = FlatModels.find(models)
+        self.values = self._load()
         self._network = cast("PrototypeModel", _twin(first))
         layers = self._network.named_modules()
         self._layers = [(f"{name}.", layer) for name, layer in layers if isinstance(layer, StackedLayer)]
@@ -362,11 +357,31 @@ class Stack:
 
     def unload(self) -> None:
         """Write the values back into the models, which stay in training mode."""
+        for model in self._models:
+            model.train()
+        if self._bound is not None:
+            flat, rows = self._bound
+            for places, bound in flat.parts:
+                tensors = [self.values[name].view(len(rows), -1) for name in places]
+                if tensors:
+                    bound.index_copy_(0, rows, torch.cat(tensors, dim=1))
+            return
         with torch.no_grad():
             for site, model in enumerate(self._models):
-                model.train()
                 for name, value in model.state_dict().items():
                     value.copy_(self.values[name][site])
+
+    def _load(self) -> dict[str, Tensor]:
+        """Return a copy of the models' values by name, (S, *shape) each, contiguous."""
+        if self._bound is None:
+            states = [model.state_dict() for model in self._models]
+            return {name: torch.stack([state[name] for state in states]).contiguous() for name in states[0]}
+        flat, rows = self._bound
+        values: dict[str, Tensor] = {}
+        for places, bound in flat.parts:
+            taken = bound.index_select(0, rows)
+            values |= {name: place.view_rows(taken).contiguous() for name, place in places.items()}
+        return values
 
 
 def _samples(inputs: Tensor) -> Tensor:

@@ -24,7 +24,8 @@ from torch import Tensor
 from agreement import Optimiser
 from algorithms.losses import Outputs, Terms
 from algorithms.prototypes import Clusters, Guide, Targets
-from protoseal.simulation.batched.network import CannotStack, Stack, signature
+from protoseal.simulation.batched.flat_models import CannotStack
+from protoseal.simulation.batched.network import Stack, signature
 from secure_client.training.batches import TensorSource, count_batches
 from secure_client.training.job import (
     Job,

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from protoseal.simulation.batched import training
-from protoseal.simulation.batched.network import CannotStack, Stack, signature
+from protoseal.simulation.batched.flat_models import CannotStack
+from protoseal.simulation.batched.network import Stack, signature
 from protoseal.simulation.batched.training import Batching, run_together, sites_at_once
 from secure_client.errors import TrainingError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel

@@ -23,6 +23,7 @@ from algorithms.method_losses import (
     PfplLoss,
 )
 from algorithms.prototypes import Guide, Targets
+from protoseal.simulation.batched.flat_models import FlatModels
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.errors import TrainingError
 from secure_client.models.prototype_model import BACKBONES, SplitModel
@@ -240,6 +241,19 @@ def test_run_together_wrong_gradient_shows(monkeypatch: pytest.MonkeyPatch) -> N
     run_together([replace(job, objective=averaged) for job in jobs], Batching.ALWAYS)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(states(jobs), states(expected), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("spec", ["small-cnn", "resnet10"])
+def test_models_bound_to_rows_train_as_others(spec: str) -> None:
+    loose = jobs_of(model_of(spec), sizes=(9, 8), schedule=replace(SCHEDULE, local_epochs=1))
+    bound = copies(loose)
+    flat = FlatModels([job.model for job in reversed(bound)])
+    run_together(loose, Batching.ALWAYS)
+    run_together(bound, Batching.ALWAYS)
+    torch.testing.assert_close(states(bound), states(loose), rtol=0, atol=0)
+    assert FlatModels.find([job.model for job in bound]) is not None
+    first = next(loose[0].model.parameters())
+    assert torch.equal(flat.values[1, : first.numel()], first.flatten())  # rows are in the order of binding
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
