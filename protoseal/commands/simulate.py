@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -10,6 +12,13 @@ from rich.console import Console
 from agreement import PROTECTIONS
 from protoseal.commands.options import FILE, example, parse_words
 from protoseal.commands.terminal_output import one_line_errors, print_warnings
+
+if TYPE_CHECKING:
+    from protoseal.reports.result_files import RunResult
+    from protoseal.reports.sweep_table import SweepResult
+    from protoseal.simulation.config import SimulationConfig
+    from protoseal.simulation.ray_runs import RayRuns
+    from secure_client.diagnosis.diagnoses import Diagnosis
 
 # Options have no defaults of their own: None leaves a setting to the file of --config, then to SimulationConfig.
 _SUMMARIES = "; ".join(f"{protection.name} ({protection.summary})" for protection in PROTECTIONS.values())
@@ -128,30 +137,96 @@ def _parse_seeds(_: click.Context, __: click.Parameter, value: str | None) -> tu
     metavar="SECTION.KEY=VALUE",
     help="Any setting of the file, such as training.lr=0.01; may be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print result.json instead of tables.")
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="SECTION.KEY=A,B,C",
+    help="Values of a setting, or a TOML array of them, of which each is simulated in a folder of its own below --out;"
+    " may be repeated for all combinations.",
+)
+@click.option(
+    "--ray",
+    "address",
+    is_flag=False,
+    flag_value="local",
+    metavar="[ADDRESS]",
+    help="Run methods, seeds and combinations side by side as tasks of Ray: on this machine, or on the cluster at"
+    " ADDRESS, whose machines share the folder of --out. For your own machines only: whoever reaches Ray's ports can"
+    " run programs.",
+)
+@click.option(
+    "--cpus-per-run",
+    type=click.FloatRange(min=0, min_open=True),
+    help="CPUs that --ray reserves for one run.  [default: the number of torch's threads]",
+)
+@click.option(
+    "--gpus-per-run",
+    type=click.FloatRange(min=0, max=1),
+    help="Share of a GPU that --ray reserves for one run: 0.25 lets four runs share one.  [default: 1 if there is one]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print result.json or sweep.json instead of tables.")
 @one_line_errors
 def simulate(
-    config: Path | None, as_json: bool, fresh: bool, settings: tuple[str, ...], **flags: object
+    config: Path | None,
+    as_json: bool,
+    fresh: bool,
+    settings: tuple[str, ...],
+    sweeps: tuple[str, ...],
+    address: str | None,
+    cpus_per_run: float | None,
+    gpus_per_run: float | None,
+    **flags: object,
 ) -> None:
     """Run a federation in this process, with the code of a deployment but without sockets.
 
     An interrupted simulation resumes when the same command is started again; finished runs are not repeated. The result
     is the same as without the interruption: bit for bit on a CPU with --batched never, else up to rounding.
     """
-    from protoseal.commands.simulation_progress import show_progress
+    from protoseal.commands.simulation_progress import RayLines, Reports, show_progress
     from protoseal.reports.report import write_report
+    from protoseal.reports.sweep_table import sweep_table
     from protoseal.reports.tables import result_tables
-    from protoseal.simulation.config import load_simulation
     from protoseal.simulation.experiment import simulate as run
+    from protoseal.simulation.ray_runs import start_ray_runs
+    from protoseal.simulation.sweep import load_sweep, run_sweep
 
-    loaded = load_simulation(config, flags, settings)
-    with show_progress(loaded) as watcher:
-        result = run(loaded, watcher, fresh=fresh)
-    write_report(loaded.out)
+    if address is None and (cpus_per_run, gpus_per_run) != (None, None):
+        raise click.UsageError("--cpus-per-run and --gpus-per-run need --ray")
+    points = load_sweep(config, flags, settings, sweeps)
+    configs = [point.config for point in points]
+    diagnoses: list[Diagnosis] = []
+    with ExitStack() as stack:
+        runs: RayRuns | None = None
+        if address is not None:
+            on_end = RayLines(sum(len(loaded.seeds) * len(loaded.methods) for loaded in configs))
+            started = start_ray_runs(
+                configs, address, cpus=cpus_per_run, gpus=gpus_per_run, fresh=fresh, on_end=on_end
+            )
+            runs = stack.enter_context(started)
+
+        def simulate_point(loaded: SimulationConfig) -> RunResult:
+            if runs is None:
+                with show_progress(loaded) as watcher:
+                    result = run(loaded, watcher, fresh=fresh)
+            else:
+                runs.wait(loaded)
+                result = run(loaded, Reports())  # reads the runs, which have ended
+            write_report(loaded.out)
+            diagnoses.extend(result.diagnoses)
+            return result
+
+        result: RunResult | SweepResult
+        if sweeps:
+            result, out = run_sweep(points, simulate_point), configs[0].out.parent
+            tables = [sweep_table(result.rows)]
+        else:
+            result, out = simulate_point(configs[0]), configs[0].out
+            tables = result_tables(result)
     if as_json:
         click.echo(result.model_dump_json(by_alias=True, indent=2))
     else:
-        for table in result_tables(result):
+        for table in tables:
             Console().print(table)
-        click.echo(f"Everything is in {loaded.out}")
-    print_warnings(result.diagnoses)
+        click.echo(f"Everything is in {out}")
+    print_warnings(diagnoses)

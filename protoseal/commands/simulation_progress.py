@@ -15,6 +15,7 @@ from protoseal.reports.run_results import mean
 from protoseal.reports.tables import percent
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import CompletedRound, EndedRun, Watcher, WrittenResult
+from protoseal.simulation.ray_runs import EndedTask
 from protoseal.simulation.tensorboard import Scalars
 from secure_client.output.site_log import SiteRound
 
@@ -56,6 +57,25 @@ class Lines(Watcher):
     def _print_line(self, text: str) -> None:
         seconds = time.monotonic() - self._start
         self._console.print(f"{seconds:8.1f} s  {text}", highlight=False, soft_wrap=True)
+
+
+class RayLines:
+    """Printer of a line on standard error for every task of Ray that ends."""
+
+    def __init__(self, runs: int) -> None:
+        self._console = Console(stderr=True)
+        self._runs = runs
+        self._ended = 0
+        self._start = time.monotonic()
+
+    def __call__(self, ended: EndedTask) -> None:
+        """Print the line; runs that an earlier start had completed have none."""
+        self._ended += 1
+        seconds = time.monotonic() - self._start
+        outcome = "" if ended.error is None else ": failed"
+        text = f"{ended.folder.name}, seed {ended.seed}, {ended.method}{outcome}"
+        number = f"{self._ended} of at most {self._runs}"
+        self._console.print(f"{seconds:8.1f} s  {number}: {text}", highlight=False, soft_wrap=True)
 
 
 class Bars(Watcher):

@@ -33,7 +33,20 @@ from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.process_pool import Workers
 
-__all__ = ["COMPARED", "CompletedRound", "EndedRun", "Watcher", "WrittenResult", "load_scene", "simulate"]
+__all__ = [
+    "COMPARED",
+    "CompletedRound",
+    "EndedRun",
+    "SeedRuns",
+    "Watcher",
+    "WrittenResult",
+    "claim_folder",
+    "data_settings",
+    "divide_data",
+    "load_scene",
+    "run_method",
+    "simulate",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -93,13 +106,8 @@ def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh:
     coordinator, and :class:`protoseal.simulation.run_folder.OtherSimulation` if the folder belongs to another
     configuration.
     """
-    folder = RunFolder(config)
-    if fresh:  # any error of the first seed's data, split or models comes before existing results are deleted
-        scene = load_scene(config, config.seeds[0])
-        for agreement in map(scene.agreement, config.methods):
-            build_agreed_model(agreement, agreement.training.model)
     watcher = watcher or Watcher()
-    with folder.claim(fresh=fresh), _workers(config) as executor:
+    with claim_folder(config, fresh=fresh) as folder, _workers(config) as executor:
         results: dict[int, RunResult] = {}
         for seed in config.seeds:
             results[seed] = SeedRuns(config, seed, folder, executor, watcher).run()
@@ -111,6 +119,35 @@ def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh:
                 watcher.on_result(WrittenResult(config.out, over))
         folder.drop_all_state()
     return over_seeds(results) if len(results) > 1 else results[config.seeds[0]]
+
+
+@contextmanager
+def claim_folder(config: SimulationConfig, *, fresh: bool = False) -> Iterator[RunFolder]:
+    """Yield the simulation's folder, locked for this process; with ``fresh`` its earlier results are deleted.
+
+    Raises the errors of :func:`simulate` for a folder of another configuration.
+    """
+    folder = RunFolder(config)
+    if fresh:  # any error of the first seed's data, split or models comes before existing results are deleted
+        scene = load_scene(config, config.seeds[0])
+        for agreement in map(scene.agreement, config.methods):
+            build_agreed_model(agreement, agreement.training.model)
+    with folder.claim(fresh=fresh):
+        yield folder
+
+
+def run_method(
+    config: SimulationConfig, seed: int, method: Method, divided: DividedData, watcher: Watcher
+) -> None:
+    """Run one method on one seed's data, or resume its run, in a folder that another process has claimed.
+
+    The other process has compared the data with those of earlier runs. A run that has ended is left as it is. A
+    simulation with the same configuration afterwards reads the run and publishes results.
+    """
+    folder = RunFolder(config, data_checked=True)
+    with folder.claim_run(seed, method), _workers(config) as executor:
+        if not folder.record(seed, method).exists():
+            SeedRuns(config, seed, folder, executor, watcher, divided).run_method(method)
 
 
 @dataclass(frozen=True)
@@ -159,9 +196,9 @@ class Scene:
         return SiteTesting(self.overall, config.evaluate_every, config.per_class, config.early_stopping)
 
 
-def load_scene(config: SimulationConfig, seed: int) -> Scene:
-    """Read and divide one seed's data; raise the errors of :func:`simulate` for unsuitable data."""
-    divided = _divide_data(config, seed)
+def load_scene(config: SimulationConfig, seed: int, divided: DividedData | None = None) -> Scene:
+    """Prepare one seed's data, read and divided unless given; raise the errors of :func:`simulate` for bad data."""
+    divided = divided or divide_data(config, seed)
     if len(divided.sites) < config.fewest_sites:
         raise ConfigError(
             config.dataset,
@@ -175,50 +212,67 @@ def load_scene(config: SimulationConfig, seed: int) -> Scene:
     return Scene(config, seed, divided, data, overall)
 
 
-def _divide_data(config: SimulationConfig, seed: int) -> DividedData:
-    return divide(
-        config.dataset,
-        config.split,
-        sites=config.sites,
-        seed=seed,
-        data_root=config.data_root,
-        agreed=config.inputs,
-        classes=config.classes,
-        class_names=config.class_names,
-        tests=config.tests,
-    )
+def divide_data(config: SimulationConfig, seed: int) -> DividedData:
+    """Read one seed's data and divide them among the sites, with the errors of :func:`divide`."""
+    return divide(**data_settings(config, seed))
+
+
+def data_settings(config: SimulationConfig, seed: int) -> dict[str, Any]:
+    """Return the arguments of :func:`divide`: runs for which they are equal have the same data."""
+    return {
+        "dataset": config.dataset,
+        "split": config.split,
+        "sites": config.sites,
+        "seed": seed,
+        "data_root": config.data_root,
+        "agreed": config.inputs,
+        "classes": config.classes,
+        "class_names": config.class_names,
+        "tests": config.tests,
+    }
 
 
 class SeedRuns:
     """Runs of all methods on one seed's data."""
 
     def __init__(
-        self, config: SimulationConfig, seed: int, folder: RunFolder, executor: Pool | None, watcher: Watcher
+        self,
+        config: SimulationConfig,
+        seed: int,
+        folder: RunFolder,
+        executor: Pool | None,
+        watcher: Watcher,
+        divided: DividedData | None = None,
     ) -> None:
         self._config = config
         self._seed = seed
         self._folder = folder
         self._executor = executor
         self._watcher = watcher
+        self._divided = divided
         self._out = folder.of_seed(seed)
         self._runs: dict[Method, SavedRun] = {}
 
     def run(self) -> RunResult:
         """Run the methods, reading completed runs, and return the result."""
-        ended = self._read_ended_runs()
+        ended = self.read_ended_runs()
         for method in self._config.methods:
-            run = self._runs[method] = ended.get(method) or self._run_or_resume(method)
-            if method not in ended:
-                run.write(self._folder.record(self._seed, method))
-                self._folder.drop_state(self._seed, method)
-            elif self._config.keep_releases and method not in CONTROLS:
+            run = self._runs[method] = ended.get(method) or self.run_method(method)
+            if method in ended and self._config.keep_releases and method not in CONTROLS:
                 self._warn_without_releases(method)
             self._watcher.on_run(EndedRun(self._seed, method, run.outcome, anew=method not in ended))
             result = self._publish_results(complete=len(self._runs) == len(self._config.methods))
         self._warn_of_withheld_classes(result)
         return result
 
-    def _read_ended_runs(self) -> dict[Method, SavedRun]:
+    def run_method(self, method: Method) -> SavedRun:
+        """Run a method, or resume its run, and write its record; results are published by :meth:`run`."""
+        run = self._run_or_resume(method)
+        run.write(self._folder.record(self._seed, method))
+        self._folder.drop_state(self._seed, method)
+        return run
+
+    def read_ended_runs(self) -> dict[Method, SavedRun]:
         """Read the runs that had ended before, all of them before another begins, since any may be refused."""
         paths = {method: self._folder.record(self._seed, method) for method in self._config.methods}
         ended = {method: SavedRun.read(path) for method, path in paths.items() if path.exists()}
@@ -228,9 +282,9 @@ class SeedRuns:
 
     @cached_property
     def _scene(self) -> Scene:
-        scene = load_scene(self._config, self._seed)
+        scene = load_scene(self._config, self._seed, self._divided)
         self._folder.check_data(
-            lambda seed: (scene.divided if seed == self._seed else _divide_data(self._config, seed)).sha256
+            lambda seed: (scene.divided if seed == self._seed else divide_data(self._config, seed)).sha256
         )
         write_split(self._out, scene.divided.sites, scene.divided.classes)
         return scene

@@ -7,8 +7,10 @@ runs have ended.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -42,6 +44,8 @@ from secure_server.round_log import CoordinatorRound
 
 CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
 _LOCK, _DATA = "lock", "data"
+LOCK_SECONDS = 60.0
+"""Longest wait for the lock of one run."""
 
 FREE = frozenset({"out", "workers", "data_root", "tensorboard", "compare", "seeds", "keep_releases"})
 """Settings that may change in the same folder, since they change no run or only select runs.
@@ -57,13 +61,14 @@ class OtherSimulation(UserError):
 class RunFolder:
     """A simulation's folder. Runs are named by their seed and method."""
 
-    def __init__(self, config: SimulationConfig) -> None:
+    def __init__(self, config: SimulationConfig, *, data_checked: bool = False) -> None:
+        """Take the configuration; with ``data_checked`` the process that holds the claim has compared the data."""
         self._out = config.out
         self._several = len(config.seeds) > 1
         self._claim = _make_claim(config, self._several)
         self._aligned = config.self_aligns_as
         self._extension = config.extension
-        self._data_checked = False
+        self._data_checked = data_checked
 
     @contextmanager
     def claim(self, *, fresh: bool = False) -> Iterator[None]:
@@ -90,6 +95,27 @@ class RunFolder:
             finally:
                 if not (self._out / CLAIM).exists():  # no run was started
                     shutil.rmtree(self._out / STATE, ignore_errors=True)
+
+    @contextmanager
+    def claim_run(self, seed: int, method: Method) -> Iterator[None]:
+        """Lock one run for this process, while another process holds the folder's claim for it.
+
+        Waits for an earlier attempt at the run, on a machine that a cluster has lost: its process ends within seconds.
+        Raises :class:`OtherSimulation` if the run is still locked after :data:`LOCK_SECONDS`.
+        """
+        path = self._out / STATE / f"seed-{seed}" / f"{self._name(method)}.{_LOCK}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                file = durable_files.lock_file(path)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise OtherSimulation(f"another process has this run in {path.parent}: end it") from error
+                time.sleep(0.2)
+        with file:
+            yield
 
     def check_data(self, digest_of: Callable[[int], str]) -> None:
         """Raise :class:`OtherSimulation` if the folder has runs on other data: files in ``data_root`` may change.
@@ -247,6 +273,12 @@ def read_claim(folder: Path) -> dict[str, Any]:
         return {"seed": claim["seed"], "config": dict(claim["config"])}
     except (KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path} is damaged: {first_line(error)}") from error
+
+
+def configuration_hash(config: SimulationConfig) -> str:
+    """Return the SHA-256, in hexadecimal, of the settings that must be equal for runs in one folder."""
+    claim = _make_claim(config, several=len(config.seeds) > 1)
+    return hashlib.sha256(json.dumps(claim, sort_keys=True).encode()).hexdigest()
 
 
 def _make_claim(config: SimulationConfig, several: bool) -> dict[str, Any]:

@@ -32,7 +32,7 @@ PLANNED = [
 
 def is_run_by_ci(line: str) -> bool:
     """Return whether CI runs the command without a mark on its page."""
-    program, *words = (word for word in line.split() if not re.match(r"\w+=", word))
+    program, *words = [word for word in line.split() if not re.match(r"\w+=", word)] or [""]
     if Path(program).name == "make":
         return f"make {words[0]}\n" in text_of(".ci/run") or words[0] in MAKE_TARGETS
     paths = [word for word in words if word.startswith("tests/")]

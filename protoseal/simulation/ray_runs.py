@@ -1,0 +1,326 @@
+"""Runs of simulations as tasks of a Ray cluster: a task for each method and seed of each simulation.
+
+A task calls :func:`protoseal.simulation.experiment.run_method`, which writes the run's record to the folder of its
+simulation. The process that started the tasks then simulates in the same folder, finds all runs ended, and publishes
+their results: tables are those of a simulation without Ray. Folders have to be on storage that all machines share.
+A task whose machine is lost is started again on another one, where its run resumes.
+
+A task has as many torch threads as the process that started it, since rounding depends on the number of threads.
+
+Security: clusters are for one's own machines. Ray unpickles whatever reaches its ports, so anyone who reaches them can
+run programs, and it asks for no password by default. Tasks get settings and simulated data, never a key. Usage
+statistics are off, and a cluster that is started here listens on the loopback address only.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agreement import method_named
+from agreement.errors import UserError
+from agreement.toml_loading import validate
+from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.experiment import (
+    SeedRuns,
+    Watcher,
+    claim_folder,
+    data_settings,
+    divide_data,
+    run_method,
+)
+from protoseal.simulation.run_folder import STATE, RunFolder
+from protoseal.simulation.site_datasets import DividedData
+from protoseal.simulation.sweep import RUN_ERRORS
+from protoseal.simulation.tensorboard import Scalars
+
+LOCAL = "local"
+"""Address of a cluster on this machine that is started for the command and ends with it."""
+MAX_RETRIES = 10
+"""Most times that a task is started again after the loss of its process or machine."""
+_PROBE = "probe"
+
+
+class RayRunsFailed(UserError):
+    """Runs of one simulation failed."""
+
+
+class FolderNotShared(UserError):
+    """A machine of the cluster does not see the simulation's folder."""
+
+
+@dataclass(frozen=True)
+class RunResources:
+    """CPUs and GPUs that one run takes of its machine. A GPU's fraction lets several runs share the GPU."""
+
+    cpus: float
+    gpus: float
+
+
+@dataclass(frozen=True)
+class EndedTask:
+    """A task that has ended: the folder of its simulation, its run, and the error by which it failed, if it did."""
+
+    folder: Path
+    seed: int
+    method: str
+    error: str | None
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """Configuration as a task gets it: a third party's method cannot be pickled, but its name can."""
+
+    table: dict[str, Any]
+    directory: str
+    """Working directory, from which relative paths in ``table`` are taken."""
+    token: str
+    """Content of the probe file in the simulation's folder."""
+
+    def load(self) -> SimulationConfig:
+        """Return the configuration; raise :class:`FolderNotShared` on a machine without the folder."""
+        config = validate(SimulationConfig, self.table, source="simulate", directory=Path(self.directory))
+        probe = config.out / STATE / _PROBE
+        if not probe.is_file() or probe.read_text(encoding="ascii") != self.token:
+            raise FolderNotShared(
+                f"{os.uname().nodename} does not see the files of {config.out}: give an --out on storage that all "
+                "machines of the cluster share"
+            )
+        return config
+
+
+@contextmanager
+def start_ray_runs(
+    configs: Sequence[SimulationConfig],
+    address: str,
+    *,
+    cpus: float | None = None,
+    gpus: float | None = None,
+    fresh: bool = False,
+    on_end: Callable[[EndedTask], None] = lambda ended: None,
+) -> Iterator[RayRuns]:
+    """Yield the unfinished runs of ``configs`` as tasks of the cluster at ``address``, or of one that is started here.
+
+    A run takes ``cpus`` of its machine, by default as many as torch has threads here, and ``gpus`` of it, by default
+    one if any machine has a GPU and ``device`` allows one. ``on_end`` is called at the end of every task. Tasks end
+    with the context. Raises ``UserError`` without Ray, without the cluster, or if no machine is large enough, and the
+    errors of :func:`protoseal.simulation.experiment.claim_folder`.
+    """
+    ray = _import_ray(address)
+    with ExitStack() as stack:
+        claims: dict[Path, ExitStack] = {}
+        folders = []
+        for config in configs:
+            claims[config.out] = stack.enter_context(ExitStack())
+            folders.append(claims[config.out].enter_context(claim_folder(config, fresh=fresh)))
+        stack.enter_context(_connect(ray, address))
+        runs = RayRuns(ray, _choose_resources(ray, configs, cpus, gpus), claims, on_end)
+        for config, folder in zip(configs, folders, strict=True):
+            runs.submit(config, folder)
+        yield runs
+
+
+class RayRuns:
+    """Runs that are tasks of a cluster. Runs that had ended before are none of them."""
+
+    def __init__(
+        self,
+        ray: Any,
+        resources: RunResources,
+        claims: dict[Path, ExitStack],
+        on_end: Callable[[EndedTask], None],
+    ) -> None:
+        self._ray = ray
+        self._resources = resources
+        self._claims = claims
+        self._on_end = on_end
+        self._threads = torch.get_num_threads()
+        variables = {"OMP_NUM_THREADS": str(self._threads)}
+        if not resources.gpus:
+            variables["CUDA_VISIBLE_DEVICES"] = (
+                ""  # or `device = "auto"` would take a GPU that others were given
+            )
+        options = {
+            "num_cpus": resources.cpus,
+            "num_gpus": resources.gpus,
+            "max_retries": MAX_RETRIES,
+            "runtime_env": {"env_vars": variables},
+        }
+        self._run = ray.remote(_run).options(**options)
+        self._divide = ray.remote(_divide).options(num_returns=2, **options)
+        self._divisions: dict[str, tuple[Any, Any]] = {}
+        self._pending: dict[Any, EndedTask] = {}
+        self._failures: dict[Path, list[str]] = {}
+
+    def submit(self, config: SimulationConfig, folder: RunFolder) -> None:
+        """Start a task for each run of a simulation that has not ended; the folder is claimed by this process."""
+        unfinished = [
+            (seed, method)
+            for seed in config.seeds
+            for ended in [SeedRuns(config, seed, folder, None, Watcher()).read_ended_runs()]
+            for method in config.methods
+            if method not in ended
+        ]
+        if not unfinished:
+            return
+        task = self._task_config(config)
+        try:
+            # Once for all runs: a task would have to divide the data of another seed to compare them.
+            folder.check_data(lambda seed: self._data_digest(task, config, seed))
+            first = unfinished[0][0]
+            folder.keep_claim(first, self._data_digest(task, config, first))
+        except RUN_ERRORS as error:
+            self._failures[config.out] = [str(error)]
+            return
+        for seed, method in unfinished:
+            _, divided = self._division(task, config, seed)
+            reference = self._run.remote(task, seed, method.value, divided, self._threads)
+            self._pending[reference] = EndedTask(config.out, seed, method.value, None)
+
+    def wait(self, config: SimulationConfig) -> None:
+        """Wait until all runs of a simulation have ended, and free its folder.
+
+        Raises :class:`RayRunsFailed` if any failed, after all have ended, and :class:`FolderNotShared` at once.
+        """
+        while any(task.folder == config.out for task in self._pending.values()):
+            references, _ = self._ray.wait(list(self._pending), num_returns=1)
+            ended = replace(self._pending.pop(references[0]), error=self._fetch(references[0]))
+            if ended.error is not None:
+                text = f"seed {ended.seed}, {ended.method}: {ended.error}"
+                self._failures.setdefault(ended.folder, []).append(text)
+            self._on_end(ended)
+        self._claims[config.out].close()
+        if config.out in self._failures:
+            raise RayRunsFailed("\n".join(self._failures[config.out]))
+
+    def _task_config(self, config: SimulationConfig) -> TaskConfig:
+        token = secrets.token_hex(16)
+        (config.out / STATE / _PROBE).write_text(token, encoding="ascii")
+        # Every run would start a process for each core of its machine.
+        config = config.model_copy(update={"workers": config.workers or max(1, int(self._resources.cpus))})
+        table = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        return TaskConfig(table, str(Path.cwd()), token)
+
+    def _division(self, task: TaskConfig, config: SimulationConfig, seed: int) -> tuple[Any, Any]:
+        """Return references to the digest and the data of a seed, divided once for all runs on these data."""
+        key = repr(data_settings(config, seed))
+        if key not in self._divisions:
+            self._divisions[key] = self._divide.remote(task, seed)
+        return self._divisions[key]
+
+    def _data_digest(self, task: TaskConfig, config: SimulationConfig, seed: int) -> str:
+        digest, divided = self._division(task, config, seed)
+        sha256: str | None = self._get(digest)
+        if sha256 is None:
+            raise RayRunsFailed(str(self._get(divided)))
+        return sha256
+
+    def _fetch(self, reference: Any) -> str | None:
+        """Return the error of a task that has ended, or None."""
+        try:
+            error: str | None = self._get(reference)
+        except self._ray.exceptions.RayTaskError:
+            raise  # a fault of the program, with the traceback of its machine
+        except self._ray.exceptions.RayError as lost:
+            return f"was started again {MAX_RETRIES} times, and its process or machine was lost: {lost}"
+        return error
+
+    def _get(self, reference: Any) -> Any:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, FolderNotShared):
+                raise error.cause from None
+            raise
+
+
+# Tasks
+
+
+def _divide(task: TaskConfig, seed: int) -> tuple[str | None, DividedData | str]:
+    """Return the SHA-256 of one seed's divided data and the data, or None and the error."""
+    config = task.load()
+    try:
+        divided = divide_data(config, seed)
+    except RUN_ERRORS as error:
+        return None, str(error)
+    return divided.sha256, divided
+
+
+def _run(task: TaskConfig, seed: int, method: str, divided: DividedData | str, threads: int) -> str | None:
+    """Run one method on one seed's data; return the error, or None."""
+    if isinstance(divided, str):
+        return divided
+    torch.set_num_threads(threads)
+    config = task.load()
+    divided = copy.deepcopy(
+        divided
+    )  # arrays in the object store cannot be written, and tensors would share them
+    with Scalars(config.out / "tensorboard") if config.tensorboard else nullcontext(Watcher()) as watcher:
+        try:
+            run_method(config, seed, method_named(method), divided, watcher)
+        except RUN_ERRORS as error:
+            return str(error)
+    return None
+
+
+# Clusters
+
+
+def _import_ray(address: str) -> Any:
+    # Ray reads these variables when it is imported.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if address == LOCAL:  # else Ray would keep a token in the home folder, for all later clusters
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    try:
+        return import_module("ray")
+    except ModuleNotFoundError as error:
+        raise UserError("--ray needs the ray package: run pip install 'protoseal[ray]'") from error
+
+
+@contextmanager
+def _connect(ray: Any, address: str) -> Iterator[None]:
+    """Join the cluster at ``address``, or start one, whose files are deleted at the end."""
+    with ExitStack() as stack:
+        options: dict[str, Any] = {}
+        if address == LOCAL:
+            folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+            options = {"_node_ip_address": "127.0.0.1", "_temp_dir": stack.enter_context(folder)}
+            options["include_dashboard"] = False
+        try:
+            ray.init(address, logging_level="warning", **options)
+        except ConnectionError as error:
+            raise UserError(
+                f"--ray {address}: there is no cluster, or this machine is none of its machines; run `ray start` on "
+                f"this machine ({error})"
+            ) from error
+        stack.callback(ray.shutdown)
+        yield
+
+
+def _choose_resources(
+    ray: Any, configs: Sequence[SimulationConfig], cpus: float | None, gpus: float | None
+) -> RunResources:
+    """Return what a run takes; raise ``UserError`` if no machine has as much."""
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if cpus is None:
+        cpus = min(torch.get_num_threads(), max(machine.get("CPU", 0) for machine in machines))
+    if gpus is None:
+        allowed = any(config.device != "cpu" for config in configs)
+        gpus = 1.0 if allowed and any(machine.get("GPU", 0) >= 1 for machine in machines) else 0.0
+    if not any(machine.get("CPU", 0) >= cpus and machine.get("GPU", 0) >= gpus for machine in machines):
+        raise UserError(
+            f"no machine of the cluster has {cpus:g} CPUs and {gpus:g} GPUs for a run: lower --cpus-per-run or "
+            "--gpus-per-run"
+        )
+    return RunResources(cpus, gpus)
