@@ -287,17 +287,17 @@ def last_attempt(transcript: Transcript, number: int) -> int:
     return attempt
 
 
-_TIE = 1e-3
+_TIE = 3e-4
 """A lead of less than this is a tie, which noise of 1e-5 in a target may break either way in later rounds."""
 
 
 def check_predictions(*pairs: tuple[Taken, Taken]) -> None:
     """``AssertionError`` unless the first of each pair predicts what the second, the reference, does.
 
-    Wherever the reference has made up its mind, which it has nine times in ten at least.
+    Wherever the reference has made up its mind, which it has in more than 95 of 100 cases.
     """
     decided = [reference.margins > _TIE for _, reference in pairs]
-    assert np.mean(np.concatenate(decided, axis=1)) >= 0.9
+    assert np.mean(np.concatenate(decided, axis=1)) > 0.95
     for (got, reference), clear in zip(pairs, decided, strict=True):
         np.testing.assert_array_equal(got.predictions[clear], reference.predictions[clear])
 
