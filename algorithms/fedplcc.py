@@ -266,8 +266,8 @@ def merge_clusters(
     while alive.sum() > 1 and (alive.sum() > most or holders[alive].min() < min_holders):
         small = int(np.where(alive, holders, np.iinfo(np.int64).max).argmin())
         lengths = np.einsum("ii->i", products)
-        has_direction = lengths > CANCELLED * sizes * squares
-        scale = np.where(has_direction, 1.0 / np.sqrt(np.where(has_direction, lengths, 1.0)), 0.0)
+        directed = lengths > CANCELLED * sizes * squares
+        scale = np.where(directed, 1.0 / np.sqrt(np.where(directed, lengths, 1.0)), 0.0)
         steps = np.rint((1.0 - products[small] * scale[small] * scale) / DISTANCE_STEP)
         steps[~alive] = np.inf
         steps[small] = np.inf

@@ -85,7 +85,7 @@ def _levels_from_gram(gram: Float, literal: bool) -> tuple[list[Labels], Bool]:
         return [np.zeros(0, dtype=np.int64)], np.zeros(0, dtype=np.bool_)
     check_gram(gram)
     directed = np.asarray(np.einsum("ii->i", gram) > LEAST_NORM**2)
-    # Made symmetric: the two halves may differ by rounding, and each party must find the same neighbours.
+    # Made symmetric: the two halves may differ by rounding, and a pair has one distance.
     products = ((gram + gram.T) / 2.0)[np.ix_(directed, directed)]
 
     def nearest(labels: Labels) -> Labels:

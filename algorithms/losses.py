@@ -148,7 +148,7 @@ def class_centres(clusters: Clusters, classes: int) -> Targets:
 
 
 def mean_over(values: Tensor, used: Tensor) -> Tensor:
-    """Return the mean of the values (B,) that are used; 0, with gradient 0, if none is."""
+    """Return the mean of the values, of any shape, that are used; 0, with gradient 0, if none is."""
     return torch.where(used, values, 0.0).sum() / used.sum().clamp(min=1)
 
 

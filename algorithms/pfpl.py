@@ -1,4 +1,4 @@
-"""PFPL at the server: personalised prototypes for mixed heterogeneity (Zeng et al.; notation.md; numpy).
+"""PFPL at the server: personalised prototypes for mixed heterogeneity (Zeng et al.; numpy).
 
 Each site gets a personal target for every class that it holds (equation 4):
 
@@ -98,5 +98,5 @@ def personalise(own: Float, peers: Float, alpha: float) -> NDArray[np.float64]:
         raise ValueError(f"alpha must be between 0 and 1, not {alpha}")
     if own.shape != peers.shape:
         raise ValueError(f"own prototypes {own.shape} and the peers' {peers.shape} differ in shape")
-    # Equation 4 with its sum, which the coordinator computed: α and the own prototype never leave the site.
+    # Equation 4; the sum over peers is given as ``peers``.
     return np.asarray(alpha * own + (1.0 - alpha) * peers, dtype=np.float64)

@@ -25,7 +25,7 @@ from secure_client.client_loop import take_part
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData, load_site_data
 from secure_client.data.sources import hash_training_records
-from secure_client.diagnosis.diagnoses import Diagnosis, diagnose
+from secure_client.diagnosis.diagnoses import diagnose
 from secure_client.error_containment import run_or_fallback
 from secure_client.errors import FilesOfOtherRun, RunStopped, SiteError, StateError, Unreachable
 from secure_client.output.site_files import MODEL, PROTOTYPES, write_agreement
@@ -250,10 +250,12 @@ def _run(
     check_complete(outcome, agreement.rounds, trained=trained)
     # Only after the last write: a site that is restarted before this writes its results again.
     journal.put(_SAVED, agreement.rounds, b"")
-    for diagnosis in run_or_fallback(
-        lambda: diagnose(agreement, agreement.method, [log.rounds]), list[Diagnosis], "checking the settings"
+    for text in run_or_fallback(
+        lambda: [diagnosis.text for diagnosis in diagnose(agreement, agreement.method, [log.rounds])],
+        list[str],
+        "checking the settings",
     ):
-        _log.warning("%s: %s", log.name, diagnosis.text)
+        _log.warning("%s: %s", log.name, text)
     return log
 
 

@@ -387,7 +387,6 @@ def check_state(config: SiteConfig, party: Party) -> str:
 
 def _check_writable(folder: Path) -> None:
     """Check that a missing folder can be made: the nearest existing folder above it must be writable."""
-    # A run makes missing folders, so what counts is whether the nearest one that exists lets it.
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):

@@ -144,7 +144,7 @@ class Composed:
         """Return the :class:`Slack` of this history, for which :meth:`is_beyond` must be False."""
         if self == Composed():
             return Slack(0.0, 0.0, 1.0)
-        # a and b of the class: coordinates of all releases are one vector of independent draws, so one bound holds for
+        # a and b of Slack: coordinates of all releases are one vector of independent draws, so one bound holds for
         # them together, also where later releases were chosen after seeing earlier ones.
         above, below = discreteness(self.coordinates)
         rounding = _ROUNDING + _ROUNDING_OF_A_STEP * sum(training.steps for training in self.training)

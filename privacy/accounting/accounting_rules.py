@@ -109,5 +109,5 @@ def pld_cost(history: Sequence[Event], delta: float) -> float:
 
 
 def renyi_cost(history: Sequence[Event], delta: float) -> float:
-    """Return :func:`privacy.accounting.accounting_rules.renyi_epsilon`, cached."""
+    """Return :func:`renyi_epsilon`, cached."""
     return _renyi_cost(Composed.of(history), delta)

@@ -142,5 +142,5 @@ def _hash(unsigned: Mapping[str, object]) -> str:
 
 def canonical(entry: Mapping[str, object]) -> bytes:
     """Return the one text of a line's object: keys sorted, no spaces, ASCII. Raises ``ValueError`` for NaN."""
-    # NaN and infinity have several texts in JSON dialects, and no order that a limit could be compared by.
+    # JSON has no text for NaN and infinity, and its dialects have several; NaN also passes no comparison.
     return json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")

@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 
 class Curve(Record):
-    """One line of a figure."""
+    """Line of an ROC: false-positive rates above 0 in ``x``, true-positive rates in ``y``."""
 
     x: tuple[float, ...]
     y: tuple[float, ...]

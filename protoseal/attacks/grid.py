@@ -307,6 +307,9 @@ class AttackGrid:
             raise UserError(
                 f"{path} is of another configuration or other data: choose another --out, or delete the folder"
             )
+        # Without --pictures no report may hold any, whatever an earlier start stored here.
+        if not self._pictures and any(outcome.pictures for outcome in stored.outcomes):
+            raise UserError(f"{path} holds pictures of records: choose another --out, or delete the folder")
         return stored
 
     def _make_report(

@@ -293,9 +293,8 @@ def values_by_configuration(rows: Sequence[tuple[str, CaseRecord]]) -> str:
                 capsize=3,
                 linestyle="none",
             )
-        for place, (_, case) in enumerate(
-            rows
-        ):  # beside each row: adversaries may differ in chance and margin
+        # Beside each row, since adversaries may differ in chance and margin.
+        for place, (_, case) in enumerate(rows):
             axes.vlines(case.chance, place - 0.5, place + 0.5, color="grey", linestyle=":")
             success = case.chance + case.margin
             axes.vlines(success, place - 0.5, place + 0.5, color="black", linestyle="--", linewidth=1)

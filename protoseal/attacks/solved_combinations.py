@@ -39,7 +39,8 @@ _SAME, _TOO_LONG = 1e-3, 1e-3
 """Relative difference of equal solutions from two starts, and relative excess over the norm bound that is rounding."""
 _BELOW_ZERO, _BELOW_ZERO_UNDER_CKKS = 1e-3, 0.05
 """Size of a negative number, relative to the largest, that is rounding, or CKKS noise: solving multiplies that noise
-to 1 % where prototypes average few samples. Most false solutions are 40 % and more below zero.
+to 1 % where prototypes average few samples. In the runs that were tried, most false solutions were 40 % and more below
+zero.
 """
 
 

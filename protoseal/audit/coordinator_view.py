@@ -66,7 +66,7 @@ def describe_view(
         _describe_messages(received),
         _describe_presence(received, agreement),
         _describe_numbers(uploads),
-        _describe_inner_products(uploads),
+        _describe_inner_products(uploads, agreement),
     ]
     if agreement.clusters:
         lines.append(_describe_local_prototypes(uploads))
@@ -173,12 +173,13 @@ def _describe_numbers(uploads: Sequence[Upload]) -> ViewLine:
     )
 
 
-def _describe_inner_products(uploads: Sequence[Upload]) -> ViewLine:
+def _describe_inner_products(uploads: Sequence[Upload], agreement: Agreement) -> ViewLine:
     """Describe the inner products in uploads: plain and rotated arrays show them, masked words and ciphertexts none."""
     rounds = [upload.round for upload in uploads if upload.payload.arrays]
     qualifier = ", of the initial model alone" if set(rounds) == {0} else ""
     # Beside masked words or ciphertexts, arrays after round 0 are FedPLCC's rotated directions.
-    if any(rounds) and any(upload.payload.words or upload.payload.blobs for upload in uploads):
+    hidden = any(upload.payload.words or upload.payload.blobs for upload in uploads)
+    if agreement.clusters and any(rounds) and hidden:
         qualifier = ", of their directions alone"
     return ViewLine(
         what="inner products of sites' prototypes",

@@ -147,7 +147,7 @@ class RunResult(Record):
     """Groups of sites that averaged in the last round, or ``best_round``; empty for a method without groups."""
     seeds: tuple[SeedFigures, ...] = ()
     spread: SeedSpread | None = None
-    """SeedSpread of ``mean_accuracy`` over the seeds."""
+    """Spread of ``mean_accuracy`` over the seeds."""
     summary: dict[str, dict[str, SeedSpread]] = Field(default_factory=dict)
     """Mean and spread over several seeds, for the method and each compared, by the names in ``metrics``."""
     differences: dict[str, dict[str, Paired]] = Field(default_factory=dict)

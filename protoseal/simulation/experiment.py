@@ -262,7 +262,8 @@ class SeedRuns:
                 self._warn_without_releases(method)
             self._watcher.on_run(EndedRun(self._seed, method, run.outcome, anew=method not in ended))
             result = self._publish_results(complete=len(self._runs) == len(self._config.methods))
-        self._warn_of_withheld_classes(result)
+        if len(ended) < len(self._config.methods):  # finished runs are shown without reading their data
+            self._warn_of_withheld_classes(result)
         return result
 
     def run_method(self, method: Method) -> SavedRun:

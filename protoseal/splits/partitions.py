@@ -132,9 +132,8 @@ def shots(
     present = _class_presence(data)
     if domains is None:
         homes, part_caps = np.tile(np.arange(len(data.domains)), (sites, 1)), caps
-        present = np.ones_like(
-            present
-        )  # the k samples are drawn over all domains, so that no single one needs a class
+        # The k samples are drawn over all domains, so that no single one needs a class.
+        present = np.ones_like(present)
     else:
         _check_domains(len(data.domains), domains, int(caps.min()))
         homes = _draw_domains(data, sites, domains, rng)

@@ -40,7 +40,7 @@ def inference_guide(prototypes: SitePrototypes) -> Guide:
 
 
 class Predictor:
-    """Model and targets that a site's method predicts with: the trained model, or the aggregated one once there is one.
+    """Model and targets that a site's method predicts with: the trained model, or the aggregated one where it says so.
 
     Results of tests stay at the site.
     """

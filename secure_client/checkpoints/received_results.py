@@ -94,7 +94,7 @@ class Base:
 
 
 class ReceivedResults:
-    """Present base and targets of a site, each stored before it is used."""
+    """Present base and targets of a site, which the journal keeps."""
 
     def __init__(self, learner: Learner, journal: Journal, values: ExchangedValues) -> None:
         self._learner = learner

@@ -111,7 +111,7 @@ class PeerExchange(SiteExchange):
 
 
 class PeerHalf(ABC):
-    """A protection's half of rows at one site. A subclass without a half of an attempt cannot be built."""
+    """A protection's half of rows at one site, from which the half of each attempt is made."""
 
     def __init__(self, parts: ExchangeParts) -> None:
         self._agreement = parts.agreement

@@ -117,7 +117,7 @@ class KeptReleases:
         model: Mapping[str, Tensor] | None = None,
     ) -> None:
         path = self.folder / f"{name}.safetensors"
-        if path.exists():  # what was drawn first is what was sent; a restart draws nothing again
+        if path.exists():  # the same content: a draw is named by its payment, an answer by its hash
             return
         durable_files.make_state_folder(self.folder)
         tensors = {key: torch.tensor(np.ascontiguousarray(array)) for key, array in arrays.items()}

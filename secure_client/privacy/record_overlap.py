@@ -67,7 +67,6 @@ class Sketch:
 
         Up to the smaller of the two largest hashes both sketches are complete.
         """
-        # Beyond the smaller largest hash one sketch lacks hashes that its set may have, so they say nothing.
         bound = min(self._bound, other._bound)
         comparable = {number for number in self.hashes if number <= bound}
         return len(comparable.intersection(other.hashes)) / len(comparable) if comparable else 0.0
@@ -77,8 +76,7 @@ class Sketch:
         return self.hashes[-1] if len(self.hashes) == _KEPT else 1 << (8 * _BYTES)
 
     def encrypt(self, key: StorageKey) -> str:
-        """Return the sketch as a ledger's fact, of the same length for any number of records."""
-        # Of one length for any set: a ciphertext's length would tell how many records there are.
+        """Return the sketch as a ledger's fact, of the same length for any number of records, which it would tell."""
         padded = (*self.hashes, *[_PADDING] * (_KEPT - len(self.hashes)))
         content = b"".join(number.to_bytes(_BYTES, "big") for number in padded)
         return base64.b64encode(key.encrypt(content, _LABEL)).decode("ascii")

@@ -145,7 +145,7 @@ class Journal(DatabaseOwner):
         row = self._row(key)
         if row is None:
             return None
-        # Before the content: a dropped answer to another request is a conflict, and not an old repetition.
+        # The request first: another request is a conflict, even where the answer's content has been dropped.
         check_same_request(key, row[0], hashlib.sha256(request).digest())
         check_still_kept(key, row[2])
         return bytes(row[2])

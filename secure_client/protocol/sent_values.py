@@ -128,7 +128,8 @@ def _checked_payload(agreement: Agreement, key: PhaseKey, values: object) -> Pay
             f"{key.phase.name} of round {key.round}: the values are a {type(values).__name__}, which no protection"
             f" has made: {_FAULT}"
         )
-    plan, makers = agreement.plan, tuple[type, ...]()
+    plan = agreement.plan
+    makers: tuple[type, ...] = ()  # a phase without values has none
     match key.phase:
         case Phase.DIRECTIONS:
             makers = (rotation.RotatedDirections,)

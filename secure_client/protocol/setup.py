@@ -117,8 +117,8 @@ class Setup:
             if statement is None
             else codec.decode_statement(statement, self._limits)
         )
-        # The credentials with which this site joined, which its certificate may have been renewed since; none once
-        # finish() has erased them.
+        # The credentials with which this site joined: its certificate may have been renewed since. finish() erases
+        # them.
         signing = journal.secret(_SIGNING)
         self.party = (
             party

@@ -105,7 +105,7 @@ def _predict_as_set(settings: FedpcSection | FedplccSection, recipe: Recipe) -> 
     return replace(recipe, predicts=settings.predicts)
 
 
-# Methods that differ at the coordinator alone share a row.
+# Methods of one loss share a row; which part of the model is averaged is in their traits.
 _FEDPROTO = SiteMethod(objective=lambda settings: FedprotoLoss(settings.fedproto))
 _CROSS_ENTROPY = SiteMethod(objective=lambda _: CrossEntropyLoss())
 BUILT_IN: Mapping[Method, SiteMethod] = {

@@ -110,7 +110,7 @@ def test_a_returned_decryption_reveals_the_key_and_every_upload(
 
 @pytest.mark.parametrize("result", RESULTS)
 def test_sites_return_nothing_that_reveals_the_key(result: Weighting | Method, plays: Plays) -> None:
-    with pytest.raises(NoKey):
+    with pytest.raises(NoKey, match=r"nothing"):
         read_with_returned_key(result, plays)
 
 
@@ -124,5 +124,5 @@ def test_key_recovery_from_another_ciphertext_fails() -> None:
         name: ACKNOWLEDGED + secret.decrypt(each).tobytes() for name, each in (("own", one), ("other", other))
     }
     assert recover_key(one, form, told["own"]).to_bytes()
-    with pytest.raises(NoKey):
+    with pytest.raises(NoKey, match=r"go with"):
         recover_key(one, form, told["other"])

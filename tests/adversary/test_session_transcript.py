@@ -98,7 +98,12 @@ CASES = [
             {"fedplcc": {"most_prototypes": 8, "most_clusters": 4}},
             _SEVERAL,
         )
-        for protection, model in ((PLAIN, "brittle"), (MASKED, "deep"), (CKKS, "brittle"))
+        for protection, model in (
+            (PLAIN, "brittle"),
+            (MASKED, "deep"),
+            (CKKS, "brittle"),
+            (MASKED, "brittle"),
+        )
     ),
 ]
 KEPT = [Case(method, protection, "deep") for method, protection in _PAIRS]

@@ -48,6 +48,9 @@ LOSSES = {
         FedprotoLoss(3.0), "alignment_weight", 1.0, 3.0, reference.mean_square_loss, MEAN_SQUARE
     ),
     "pfpl": LossRow(PfplLoss(3.0), "alignment_weight", 1.0, 3.0, reference.mean_square_loss, MEAN_SQUARE),
+    "pfpl unweighted": LossRow(
+        PfplLoss(0.0), "alignment_weight", 1.0, 0.0, reference.mean_square_loss, MEAN_SQUARE
+    ),
     "pfpl printed": LossRow(
         PfplLoss(3.0, literal=True), "alignment_weight", 1.0, 3.0, reference.prototype_loss, PRINTED
     ),

@@ -377,6 +377,8 @@ NOISY = [
         )
         for column, privacy in enumerate((FROZEN, PRIVATE), 1)
     ),
+    # DP-SGD pays before the data are read, so that its loss in the middle is played under every protection.
+    *(Case(Method.PFPL, protection, Phase.PRESENCE, True, PRIVATE) for protection in (PLAIN, MASKED)),
     *(
         Case(Method.FEDDBP, MASKED, phase, middle, SHARED)
         for phase in _SUMMED

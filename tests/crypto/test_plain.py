@@ -148,7 +148,7 @@ def test_gram_validate_other_than_one_row_refused(payload: Payload, reason: str)
 
 def test_gram_validate_row_of_site_without_class_refused(whole: dict[str, Payload]) -> None:
     absent = Cohort(SITES, np.array([[False], [True], [True]]), dim=6)
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedError, match=r"hold"):
         GramServer().validate(whole["a"], "a", absent)
 
 

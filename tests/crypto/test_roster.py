@@ -243,9 +243,9 @@ def test_verify_statement_other_run_or_agreement_refused(scene: Scene) -> None:
     statement, trust = scene.statements[0], scene.own.trust
     assert verify_statement(trust, statement, RUN, AGREEMENT, NOW).name == "clinic-a"
     for run, agreement in (("run-2", AGREEMENT), (RUN, b"b" * 32), ("run-", b"1" + AGREEMENT)):
-        with pytest.raises(VerificationError):
+        with pytest.raises(VerificationError, match=r"signature"):
             verify_statement(trust, statement, run, agreement, NOW)
-    with pytest.raises(VerificationError):
+    with pytest.raises(VerificationError, match=r"valid until"):
         verify_statement(trust, statement, RUN, AGREEMENT, NOW + timedelta(days=400))
     with pytest.raises(MalformedError):
         verify_statement(trust, replace(statement, certificate=b"none"), RUN, AGREEMENT, NOW)

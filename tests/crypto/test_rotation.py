@@ -193,7 +193,7 @@ def test_rotate_zeros_without_sign() -> None:
 
 @pytest.mark.parametrize("vectors", [np.zeros(3), np.zeros((1, 2, 3)), np.zeros((1, 3), dtype=np.float32)])
 def test_rotate_other_shape_or_dtype_refused(vectors: Float) -> None:
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedError, match=r"float64"):
         rotate(KEY, vectors)
 
 

@@ -126,7 +126,7 @@ def test_split_uniform_over_field(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_combine_wrong_surplus_share_refused(secret: bytes, position: int, by: int) -> None:
     shares = split(secret, 3, range(1, 6))
     wrong = (int.from_bytes(shares[position], "big") + by) % PRIME
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedError, match=r"contradict"):
         combine(shares | {position: wrong.to_bytes(SHARE_BYTES, "big")}, 3)
 
 

@@ -24,10 +24,10 @@ from tests.support.processes import free_port
 BLOCKS = read_blocks(WALKTHROUGH.read_text(encoding="utf-8"))
 UNTRIED = read_blocks(SERVICES.read_text(encoding="utf-8"))
 """Commands for an administrator of a machine: parsed, not run."""
-AGREEMENT = "agreement.toml"
-"""The agreement that the walk-through recommends first. FedPC's is run in :mod:`tests.deploy.test_samples`."""
+AGREEMENTS = ["agreement.toml", "agreement-fedpc.toml"]
+"""The agreement that the walk-through recommends first, and the one whose rounds have the most steps."""
 
-pytestmark = pytest.mark.timeout(900)  # the first test waits for all the steps
+pytestmark = pytest.mark.timeout(900)  # a first test of each agreement waits for all the steps
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Walked:
         return [text for block, name, text in self.printed if command in block.commands and name == site]
 
 
-@pytest.fixture(scope="module", params=full_but([AGREEMENT]))
+@pytest.fixture(scope="module", params=full_but(AGREEMENTS))
 def walked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walked]:
     folder = tmp_path_factory.mktemp("walkthrough")
     variables = {

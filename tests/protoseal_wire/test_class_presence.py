@@ -301,7 +301,7 @@ def test_active_list_key_of_two_members_refused(group: Group, copy: Callable[[Ma
 
 def test_active_list_unusable_key_refused(group: Group) -> None:
     bad = replace(mask_keys(), mask=ORDER_ONE)
-    with pytest.raises(VerificationError):
+    with pytest.raises(VerificationError, match=r"order"):
         verify_active_list(group.active({A: mask_keys(), B: bad}), group.roster, KEY)
 
 

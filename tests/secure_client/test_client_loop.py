@@ -65,7 +65,7 @@ def test_answer_error_stores_nothing(journal: Journal) -> None:
 
 def test_journal_belongs_to_one_run_site_and_process(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    with open_journal(path), pytest.raises(StateError):
+    with open_journal(path), pytest.raises(StateError, match=r"process"):
         open_journal(path)
     with open_journal(path) as journal:
         journal.record(KEY, b"request", b"answer")

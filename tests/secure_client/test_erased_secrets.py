@@ -147,7 +147,7 @@ def test_leaving_with_a_failed_erasure_raises_the_first_error(
     transport = OneTask(refused())
     with (
         caplog.at_level(logging.ERROR, logger="protoseal.site"),
-        pytest.raises(Violation),
+        pytest.raises(Violation, match=r"decode"),
     ):
         take_part(play.site(A).session, transport)
     assert transport.left

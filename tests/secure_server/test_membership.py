@@ -189,7 +189,7 @@ def test_rejoin_ended_certificate_names_the_remedy(scene: Scene) -> None:
     scene.join(OTHERS[-1])
     with pytest.raises(NotJoined):
         scene.coordinator.next_task(SHORT, TaskRequest(PROTOCOL_VERSION, RUN))
-    with pytest.raises(BadPayload):
+    with pytest.raises(BadPayload, match=r"renew"):
         scene.join(SHORT)
 
 

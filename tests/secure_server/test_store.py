@@ -279,7 +279,7 @@ class TestOpening:
     ) -> None:
         store.save(BEGUN, statement=("ann", b"joined"))
         store.close()
-        with pytest.raises(WrongStore):
+        with pytest.raises(WrongStore, match=r"another run"):
             Store.open(path, run, agreement)
         monkeypatch.setattr(store_module, "check_identity", lambda *_: None)
         Store.open(path, run, agreement).close()
@@ -294,13 +294,13 @@ class TestOpening:
     def test_open_other_schema_version_is_refused(self, store: Store, path: Path) -> None:
         store._db.execute("UPDATE identity SET schema = 1")
         store.close()
-        with pytest.raises(WrongStore):
+        with pytest.raises(WrongStore, match=r"version"):
             Store.open(path, "r1", AGREEMENT)
 
     def test_open_other_file_is_refused_and_kept(self, path: Path) -> None:
         path.parent.mkdir(0o700)
         path.write_bytes(b"notes" * 1000)
-        with pytest.raises(WrongStore):
+        with pytest.raises(WrongStore, match=r"store"):
             Store.open(path, "r1", AGREEMENT)
         assert path.read_bytes() == b"notes" * 1000
 
@@ -309,17 +309,17 @@ class TestOpening:
         database = sqlite3.connect(path)
         database.execute("CREATE TABLE notes (text TEXT)")
         database.close()
-        with pytest.raises(WrongStore):
+        with pytest.raises(WrongStore, match=r"store"):
             Store.open(path, "r1", AGREEMENT)
 
     def test_load_damaged_state_is_refused(self, store: Store) -> None:
         store.save(BEGUN)
         store._db.execute("UPDATE state SET json = replace(json, 'joining', 'pausing')")
-        with pytest.raises(WrongStore):
+        with pytest.raises(WrongStore, match=r"read"):
             store.load()
 
     def test_open_store_in_use_is_refused(self, store: Store, path: Path) -> None:
-        with pytest.raises(StoreInUse):
+        with pytest.raises(StoreInUse, match=r"in use"):
             Store.open(path, "r1", AGREEMENT)
         store.close()
         Store.open(path, "r1", AGREEMENT).close()

@@ -93,7 +93,7 @@ def test_open_lock_ends_with_its_process(tmp_path: Path) -> None:
     process = writer(path)
     assert process.stdout is not None
     process.stdout.readline()
-    with pytest.raises(StoreInUse):
+    with pytest.raises(StoreInUse, match=r"in use"):
         Store.open(path, RUN, AGREEMENT)
     acknowledged(process, kill_after=0.0)
     Store.open(path, RUN, AGREEMENT).close()

@@ -151,12 +151,12 @@ def test_unprotect_sum_of_too_many_groups_implausible(keyed: tuple[CkksSecret, P
 def test_mix_without_evaluation_keys_refused(keyed: tuple[CkksSecret, Path], tmp_path: Path) -> None:
     form = MixLayout(3, [Segment(2, 1.0)], groups=2)
     payload = MixingSite(keyed[0], form).protect(np.ones(3), np.zeros(2))
-    with pytest.raises(KeyStoreError):
+    with pytest.raises(KeyStoreError, match=r"none\.bin"):
         MixingServer(form, tmp_path / "none.bin", None).mix([payload])
 
 
 def test_mix_form_too_many_groups_refused() -> None:
-    with pytest.raises(PrecisionError):
+    with pytest.raises(PrecisionError, match=r"mixed"):
         MixLayout(3, [Segment(2, 1.0)], groups=2**30)
     with pytest.raises(ValueError, match="groups"):
         MixLayout(0, [Segment(2, 1.0)], groups=2)

@@ -43,7 +43,7 @@ def test_combine_in_processes_raises_their_errors() -> None:
     payloads[COHORT.sites[1]] = payloads[COHORT.sites[0]]
     with Workers(1) as executor:
         server = CkksServer(Combination.DISTANCE, group().keys_path, executor)
-        with pytest.raises(MalformedError):
+        with pytest.raises(MalformedError, match=r"combined"):
             server.combine(payloads, COHORT)
 
 
@@ -87,7 +87,7 @@ def test_combine_bad_keys_file_refused(tmp_path: Path) -> None:
 
 def test_combine_changed_keys_file_refused() -> None:
     setting = peer_server.Setting(KeysFile(group().keys_path, b"\0" * 32), Combination.UNIFORM, Packing(3, 8))
-    with pytest.raises(VerificationError):
+    with pytest.raises(VerificationError, match=r"changed"):
         peer_server.combine(setting, [], [])
 
 

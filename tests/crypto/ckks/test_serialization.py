@@ -293,7 +293,7 @@ def test_validate_other_scheme_refused(payloads: dict[str, Payload]) -> None:
 
 def test_combine_copied_upload_refused(payloads: dict[str, Payload]) -> None:
     copied = {**payloads, COHORT.sites[1]: payloads[NAME]}
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedError, match=r"combined"):
         server_half(COMPLEMENT).combine(copied, COHORT)
 
 
@@ -379,7 +379,7 @@ def rotation_keys(elements: list[int]) -> bytes:
     "elements", [GALOIS_ELEMENTS[1:], GALOIS_ELEMENTS[:-1], [*GALOIS_ELEMENTS[1:], 5], [*GALOIS_ELEMENTS, 3]]
 )
 def test_load_rotation_keys_for_other_steps_refused(elements: list[int]) -> None:
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedError, match=r"rotations"):
         EvaluationKeys(group().keys.relinearisation, rotation_keys(elements)).load()
 
 
@@ -397,7 +397,7 @@ RELINEARISATION = {
 def test_load_relinearisation_keys_other_than_one_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """SEAL loads all of these, and rotation keys of the same kinds."""
     bad, good = EvaluationKeys(key_set(RELINEARISATION[name]), group().keys.rotation), key_set([FULL])
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedError, match=r"incomplete"):
         bad.load()
     EvaluationKeys(good, group().keys.rotation).load()
     weaken(PARTS, monkeypatch)
@@ -409,7 +409,7 @@ def test_load_partial_rotation_keys_refused() -> None:
     whole = [FULL if place in places else EMPTY for place in range(max(places) + 1)]
     EvaluationKeys(key_set([FULL]), key_set(whole)).load()
     short = [*whole[:-1], FULL - 1]
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedError, match=r"incomplete"):
         EvaluationKeys(key_set([FULL]), key_set(short)).load()
 
 

@@ -103,7 +103,7 @@ def test_unprotect_sum_of_too_many_terms_implausible(secret: CkksSecret) -> None
     payload = site.protect(np.array([0.5] * 5 + [1e6] * 2))
     total = server.add([payload] * 3)
     assert np.allclose(site.unprotect(total, 3), [1.5] * 5 + [3e6] * 2)
-    with pytest.raises(ImplausibleError):
+    with pytest.raises(ImplausibleError, match=r"terms"):
         site.unprotect(total, 2)
 
 
@@ -141,7 +141,7 @@ def test_sum_form_too_many_terms_refused() -> None:
     """√2·terms·scale stays below 2^58 of 2^60, whatever the number of terms."""
     for terms in (1, 2, 20, 256, 10**6):
         assert np.sqrt(2.0) * terms * SumLayout([Segment(1, 1.0)], terms=terms).scale <= 2.0**58
-    with pytest.raises(PrecisionError):
+    with pytest.raises(PrecisionError, match=r"60 bits"):
         SumLayout([Segment(1, 1.0)], terms=2**30)
 
 

@@ -184,5 +184,5 @@ def test_mask_other_dtype_or_shape_refused() -> None:
         np.zeros(3, np.uint16),
     ]
     for words in arrays:
-        with pytest.raises(MalformedError):
+        with pytest.raises(MalformedError, match=r"uint32"):
             _mask(case, words)

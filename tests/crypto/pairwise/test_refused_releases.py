@@ -158,10 +158,10 @@ def test_check_released_other_kind_refused(group: Group) -> None:
         (replace(good[0], owner="clinic-z"), *good[1:]),
     ]
     for released in odd:
-        with pytest.raises(MalformedError):
+        with pytest.raises(MalformedError, match=r"kind"):
             check_released(released, BINDING, MEMBERS, survivors)
     for share in (b"", bytes(32), bytes(34), b"\xff" * SHARE_BYTES):
-        with pytest.raises(MalformedError):
+        with pytest.raises(MalformedError, match=r"33"):
             check_released((replace(good[0], share=share), *good[1:]), BINDING, MEMBERS, survivors)
     assert good[0].share.hex() not in repr(good)
 

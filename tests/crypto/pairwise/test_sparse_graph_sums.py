@@ -118,7 +118,7 @@ def test_sparse_sum_different_graphs_do_not_cancel(shared: Group) -> None:
     masked[A] = shared.sites[A].mask(zeros[A], MEMBERS, shared.public)
     shared.sites[A].graph = GRAPH
     spoilt = unmask(masked, released, BINDING, MEMBERS, MEMBERS, shared.public, GRAPH)
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedError, match=r"segment 0"):
         fixed.decode_sum(spoilt, N)
 
 
@@ -289,11 +289,11 @@ def test_verify_signed_sharers_missing_or_surplus_signature_refused() -> None:
     verify_signed_sharers(signed, members, BINDING, MEMBERS, MEMBERS[:4])
     verify_signed_sharers({}, members, BINDING, MEMBERS, ())
     for owners in (MEMBERS[:5], MEMBERS[:3]):
-        with pytest.raises(VerificationError):
+        with pytest.raises(VerificationError, match=r"sharers"):
             verify_signed_sharers(signed, members, BINDING, MEMBERS, owners)
     with pytest.raises(VerificationError, match="mask-sharers"):
         verify_signed_sharers(signed | {A: signed[B]}, members, BINDING, MEMBERS, MEMBERS[:4])
-    with pytest.raises(VerificationError):
+    with pytest.raises(VerificationError, match=r"roster"):
         verify_signed_sharers(signed, {}, BINDING, MEMBERS, MEMBERS[:4])
 
 

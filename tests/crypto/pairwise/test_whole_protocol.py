@@ -143,7 +143,7 @@ def test_masked_sum_other_binding_garbage(what: str, bits: int) -> None:
     group.sites["clinic-c"].binding = other
     masked = {name: group.sites[name].mask(words[name], members, public) for name in members}
     spoilt = unmask(masked, released, binding, members, members, group.public)
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedError, match=r"segment 0"):
         fixed.decode_sum(spoilt, 4)
 
 

@@ -40,7 +40,7 @@ def test_identify_honest_parties(federation: Federation) -> None:
     assert trust.identify(site.certificate_pem, Role.SITE, NOW) == site.identity
     assert trust.identify(coordinator.certificate_der, Role.COORDINATOR, NOW) == coordinator.identity
     for party, other in ((site, Role.COORDINATOR), (coordinator, Role.SITE)):
-        with pytest.raises(VerificationError):
+        with pytest.raises(VerificationError, match=r"extended key usage"):
             trust.identify(party.certificate_der, other, NOW)
 
 
@@ -125,7 +125,7 @@ def test_identify_certificate_with_other_than_one_identity_refused(
     federation: Federation, uris: list[str]
 ) -> None:
     certificate = der(federation.odd_certificate(uris=uris))
-    with pytest.raises(VerificationError):
+    with pytest.raises(VerificationError, match=r"SubjectAlternativeName|identities"):
         federation.trust.identify(certificate, Role.SITE, NOW)
 
 

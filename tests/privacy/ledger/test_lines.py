@@ -132,26 +132,26 @@ def changed(line: bytes, **values: object) -> bytes:
 
 
 TAMPERINGS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
-    "exposure removed": (lambda old: [*old[:2], old[3]], "line 3 "),
-    "limit removed": (lambda old: [*old[:3], old[3].replace(b"5.0", b"9.0")], "line 4 "),
-    "moved": (lambda old: [*old[:2], old[3], old[2]], "line 3 "),
+    "exposure removed": (lambda old: [*old[:2], old[3]], "line 3 .*removed"),
+    "limit removed": (lambda old: [*old[:3], old[3].replace(b"5.0", b"9.0")], "line 4 .*changed"),
+    "moved": (lambda old: [*old[:2], old[3], old[2]], "line 3 .*moved"),
     "another limit": (
         lambda old: [*old[:3], changed(old[3], epsilon=-1.0)],
         "line 4 .*epsilon",
     ),
-    "a whole number": (lambda old: [*old[:3], changed(old[3], epsilon=5)], "line 4 "),
+    "a whole number": (lambda old: [*old[:3], changed(old[3], epsilon=5)], "line 4 .*limit"),
     "without a reason": (
         lambda old: [*old[:3], changed(old[3], reason="")],
         "line 4 .*reason",
     ),
     "reason of another kind": (lambda old: [*old[:3], changed(old[3], reason=1)], "line 4 .* reason"),
-    "another unit": (lambda old: [*old[:3], changed(old[3], unit="ward")], "line 4 "),
+    "another unit": (lambda old: [*old[:3], changed(old[3], unit="ward")], "line 4 .*unit"),
     "more said": (
         lambda old: [*old[:3], changed(old[3], undo=True)],
         "line 4 .* 'limit'",
     ),
     "of no run": (lambda old: [*old[:2], changed(old[2], run=None)], "line 3 .* run:"),
-    "no hash": (lambda old: [*old[:2], changed(old[2], agreement="xy")], "line 3 "),
+    "no hash": (lambda old: [*old[:2], changed(old[2], agreement="xy")], "line 3 .*agreement"),
 }
 
 

@@ -58,6 +58,7 @@ def test_prototype_inversion_picture_has_original_and_reconstruction(
     shown = inverted["one"].pictures[0].images
     assert set(shown) == {"original", "reconstruction", "class mean"}
     assert all(Image.open(io.BytesIO(base64.b64decode(png))).size == (8, 8) for png in shown.values())
+    assert len(set(shown.values())) == 3
 
 
 # Updates

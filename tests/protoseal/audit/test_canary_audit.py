@@ -74,6 +74,7 @@ def training(noise: float, rate: float, epochs: int) -> AuditedTraining:
 
 MECHANISMS: list[tuple[Weaken, AuditedMechanism, int, int, int]] = [
     (weaken_query, query(3.731), 100_000, 12_000, 1),
+    (weaken_query, query(1.995), 200_000, 24_000, 2),
     (weaken_query, query(1.081), 50_000, 12_000, 4),
     (weaken_query, query(0.6003), 50_000, 24_000, 8),
     (weaken_query, query(0.5), 50_000, 24_000, 10),
@@ -90,7 +91,7 @@ NAMES = [f"{weaken.__name__.partition('_')[2]} at {epsilon}" for weaken, *_, eps
 
 @pytest.mark.parametrize(
     ("weaken", "audited", "canaries", "guesses", "epsilon"),
-    full_but(MECHANISMS, MECHANISMS[2]),
+    full_but(MECHANISMS, MECHANISMS[3]),
     ids=NAMES,
 )
 def test_audit_mechanism_refutes_doubles_and_no_true_claim(

@@ -236,6 +236,7 @@ def test_audit_run_weakened_run_is_refuted(
     ("double", "weakness", "protection"),
     [
         ("half of the noise", NOISE, Protection.PLAIN),
+        ("half of the noise", NOISE, Protection.MASKED),
         ("the same noise in two rounds", REPEATED, Protection.MASKED),
         ("no clipping", CLIPPING, Protection.CKKS),
         ("no entry", PAID, Protection.MASKED),

@@ -133,10 +133,10 @@ def test_a_result_to_catch_up_with_that_a_site_has_already_changes_nothing(play:
 
 
 def test_a_start_that_a_site_was_not_given_is_refused(play: ScriptedSums) -> None:
-    with pytest.raises(Violation, match="round 1"):
+    with pytest.raises(Violation, match="not received"):
         play.attempt(A, start={A: (base_of(some_result()), None)})
     play.play_sum(*EVERYONE)
-    with pytest.raises(Violation, match="round 2"):
+    with pytest.raises(Violation, match="not received"):
         play.attempt(A, round_number=2, start={A: (b"", None)})
 
 
@@ -178,7 +178,7 @@ def test_a_round_has_one_start(play: ScriptedSums) -> None:
     play.attempt(A, round_number=2)
     play.restart(A)
     other = some_result()
-    with pytest.raises(Violation, match="round 2"):
+    with pytest.raises(Violation, match="another result"):
         play.attempt(A, round_number=2, attempt=2, start={A: (base_of(other), other)})
     play.attempt(A, round_number=2, attempt=2, start={A: (base_of(result), None)})
     play.attempt(A, round_number=3, start={A: (base_of(other), other)})

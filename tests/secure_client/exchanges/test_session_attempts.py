@@ -45,7 +45,7 @@ def test_an_attempt_with_fewer_of_the_earlier_sites_is_refused_by_each(open_site
     play.set_up(*EVERYONE)
     masked(play, 1, *EVERYONE)
     begun = play.attempt(A, B, attempt=2)
-    refusal = "attempt 1"
+    refusal = "2 of the 4"
     for name in (A, B):
         with pytest.raises(Violation, match=refusal):
             begun.share(name)
@@ -56,7 +56,7 @@ def test_newcomers_do_not_stand_in_for_those_that_are_gone(play: ScriptedSums) -
     masked(play, 1, A, B, C)
     begun = play.attempt(A, B, D, attempt=2)
     begun.share(D)
-    with pytest.raises(Violation, match="attempt 1"):
+    with pytest.raises(Violation, match="2 of the 3"):
         begun.share(A)
     play.attempt(*EVERYONE, attempt=3).carried_out(EVERYONE)
 
@@ -68,7 +68,7 @@ def test_an_attempt_in_which_the_site_made_shares_alone_does_not_count(play: Scr
     first.mask(B)
     second = play.attempt(A, B, D, attempt=2)
     second.share(A)
-    with pytest.raises(Violation, match="attempt 1"):
+    with pytest.raises(Violation, match="2 of the 3"):
         second.share(B)
 
 

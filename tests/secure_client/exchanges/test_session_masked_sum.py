@@ -184,13 +184,13 @@ _CASES: dict[str, tuple[Callable[[SumAttempt], None], str]] = {
     ),
     "a share for another site": (
         lambda begun: begun.mask(A, shares=begun.shares_for(B)),
-        "clinic-a",
+        "due",
     ),
     "the site's own name": (
         lambda begun: begun.mask(
             A, shares=(*begun.shares_for(A)[:2], replace(begun.made[A][0], recipient=A))
         ),
-        "clinic-a",
+        "sender clinic-a",
     ),
 }
 

@@ -108,6 +108,14 @@ def test_projection_is_in_no_state_and_no_average() -> None:
     again.load_state_dict(model.state_dict())
 
 
+def test_projection_stays_in_training() -> None:
+    model = projected()
+    before = model.projection.matrix.clone()
+    run_job(job(model))
+    assert torch.equal(model.projection.matrix, before)
+    assert not model.projection.matrix.requires_grad
+
+
 def test_projected_models_stacked_train_as_one_by_one() -> None:
     jobs, alone = ([in_float64(job(projected())) for _ in range(3)] for _ in range(2))
     losses = run_together(jobs, Batching.ALWAYS, at_once=3)

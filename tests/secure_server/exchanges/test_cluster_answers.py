@@ -210,10 +210,10 @@ def a_sum(exchange: MaskedClusterHalf, attempt: Attempt) -> GroupSum:
 @pytest.mark.parametrize(
     ("place", "value", "match"),
     [
-        ("counts", 0.0, "samples"),
-        ("counts", 1e9, "samples"),
+        ("counts", 0.0, "fewer samples"),
+        ("counts", 1e9, "more samples"),
         ("weight", 3.0, "3 samples"),
-        ("weight", 1e9, "samples"),
+        ("weight", 1e9, "together"),
         ("rows", 1e3, "norm"),
     ],
 )

@@ -37,11 +37,11 @@ def _shares(change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Change:
 
 
 SHARES: dict[str, tuple[type[Exception], str, Change]] = {
-    "one is missing": (BadPayload, VICTIM, _shares(lambda shares: shares[1:])),
+    "one is missing": (BadPayload, "other members", _shares(lambda shares: shares[1:])),
     "one twice": (CodecError, "distinct", _shares(lambda shares: (*shares[:-1], shares[0]))),
     "one for a stranger": (
         BadPayload,
-        VICTIM,
+        "other members",
         _shares(lambda shares: (replace(shares[0], recipient="w"), *shares[1:])),
     ),
     "of another sender": (
@@ -258,10 +258,13 @@ def test_a_wrong_share_costs_its_group_the_round_and_tells_nobody_why(masked: Pl
     assert [got[name] for name in (*NEAR, *FAR)] == [{2}] * 4 + [{1, 2}] * 4
 
 
-MEANS: dict[str, Callable[[Payload], Payload]] = {
-    "of another scheme": lambda payload: replace(payload, scheme="plain/1"),
-    "of a ciphertext less": lambda payload: replace(payload, blobs=payload.blobs[:-1]),
-    "of bytes that are no ciphertext": lambda payload: replace(payload, blobs=(bytes(9), *payload.blobs[1:])),
+MEANS: dict[str, tuple[str, Callable[[Payload], Payload]]] = {
+    "of another scheme": ("scheme", lambda payload: replace(payload, scheme="plain/1")),
+    "of a ciphertext less": ("ciphertexts", lambda payload: replace(payload, blobs=payload.blobs[:-1])),
+    "of bytes that are no ciphertext": (
+        "length",
+        lambda payload: replace(payload, blobs=(bytes(9), *payload.blobs[1:])),
+    ),
 }
 
 
@@ -270,8 +273,8 @@ def test_means_of_a_leader_that_cannot_be_mixed_are_refused(monkeypatch: pytest.
     agreement = grouped_agreement(Protection.CKKS)
     with stopped_at(agreement, min(EVERYONE), Phase.MEANS) as scene:
         honest = codec.decode_payload(scene.honest, limits_of(agreement), sums_shape(agreement))
-        for change in MEANS.values():
-            with pytest.raises(MalformedError):
+        for named, change in MEANS.values():
+            with pytest.raises(MalformedError, match=named):
                 scene.send(scene.upload(codec.encode_payload(change(honest))))
         scene.send(scene.upload(scene.honest))
 

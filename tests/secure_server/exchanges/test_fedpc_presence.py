@@ -16,7 +16,7 @@ from secure_server.errors import BadPayload
 from secure_server.rounds.state import RoundStage
 from secure_server.upload_checks import AnswerCheck
 from tests.crypto.test_keys import plus_small_order
-from tests.secure_server.exchanges.fedpc_play import VICTIM, Change, Play, check_passes, check_refused
+from tests.secure_server.exchanges.fedpc_play import Change, Play, check_passes, check_refused
 from tests.secure_server.scripted_sites import ScriptedSite
 
 # Presence
@@ -78,7 +78,7 @@ def test_presence_with_another_sites_key(masked: Play, twin: bool) -> None:
     public = masked.sites["a"].secrets.public.mask
     taken = plus_small_order(public)[0] if twin else public
     change = _keys(lambda keys: MaskKeys(keys.mask, taken))
-    check_refused(masked, RoundStage.PRESENCE, 1, change, BadPayload, VICTIM)
+    check_refused(masked, RoundStage.PRESENCE, 1, change, BadPayload, "another site")
 
 
 @pytest.mark.parametrize("number", [0, 1])

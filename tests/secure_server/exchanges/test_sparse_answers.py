@@ -62,17 +62,17 @@ SHARES: dict[str, tuple[Callable[[SharesMade], SharesMade], type[Exception], str
     "fewer than are due": (
         lambda made: SharesMade(made.shares[1:]),
         BadPayload,
-        VICTIM,
+        "2 other members",
     ),
     "one for a stranger": (
         lambda made: SharesMade((replace(made.shares[0], recipient="clinic-z"), made.shares[1])),
         BadPayload,
-        VICTIM,
+        "2 other members",
     ),
     "one for itself": (
         lambda made: SharesMade((replace(made.shares[0], recipient=VICTIM), made.shares[1])),
         BadPayload,
-        VICTIM,
+        "2 other members",
     ),
     "one that was made for another": (
         lambda made: SharesMade(
@@ -101,7 +101,7 @@ def test_shares_for_all_others() -> None:
         (left,) = set(EVERYONE) - {VICTIM, *(each.recipient for each in made)}
         return codec.encode_shares_made(SharesMade((*made, replace(made[0], recipient=left))))
 
-    refused(Phase.SHARES, change, BadPayload, VICTIM)
+    refused(Phase.SHARES, change, BadPayload, "2 other members")
 
 
 # VALUES
@@ -173,7 +173,7 @@ def test_a_share_that_was_not_made_for_the_site_is_not_taken(monkeypatch: pytest
             ReleasedShares((*released, replace(released[0], owner=EVERYONE[1])))
         )
 
-    refused(Phase.UNMASK, change, BadPayload, VICTIM)
+    refused(Phase.UNMASK, change, BadPayload, "not made for")
 
 
 # What is relayed

@@ -156,7 +156,7 @@ class TestValues:
         player.to_deadline()
         player.do(Polled("dot"))
         assert player.task("dot") is None
-        with pytest.raises(WrongPhase):
+        with pytest.raises(WrongPhase, match=r"dot"):
             player.do(Answered("dot", player.state.key(Phase.VALUES)))
 
 
@@ -325,7 +325,7 @@ class TestWrongAnswers:
         player = in_round()
         player.do(Left("ada"))
         for event in (Polled("ada"), Answered("ada", player.state.presence_key)):
-            with pytest.raises(NotJoined):
+            with pytest.raises(NotJoined, match=r"join"):
                 player.do(event)
         monkeypatch.setattr(machine, "check_joined", lambda *_: None)
         player.do(Polled("ada"))

@@ -184,10 +184,10 @@ class TestGroups:
 class TestPlanning:
     def test_planning_asks_no_site_and_happens_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = GroupPlayer()
-        with pytest.raises(WrongPhase):
+        with pytest.raises(WrongPhase, match=r"plan"):
             player.do(Planned())
         player.begin()
-        with pytest.raises(WrongPhase):
+        with pytest.raises(WrongPhase, match=r"plan"):
             player.do(Planned())
         player.answer(*ALL)
         monkeypatch.setattr(machine, "check_planning", lambda *_: None)

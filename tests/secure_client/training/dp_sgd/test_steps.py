@@ -89,7 +89,7 @@ def test_step_without_noise_is_opacuss(silent: None, optimiser: str, clip: float
     assert float((ours - known).norm()) < allowed * float(known.norm())
 
 
-def test_run_privately_takes_the_steps_that_were_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_private_steps_takes_the_steps_that_were_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     silence(monkeypatch, drawn)
     inputs, labels = images(4)
@@ -100,7 +100,7 @@ def test_run_privately_takes_the_steps_that_were_paid_for(monkeypatch: pytest.Mo
         assert drawn == [flat(tiny()).numel()] * count
 
 
-def test_run_privately_losses_are_means_over_the_last_epochs_records(silent: None) -> None:
+def test_run_private_steps_losses_are_means_over_the_last_epochs_records(silent: None) -> None:
     inputs, labels = images(20)
     model = tiny()
     model.eval()
@@ -113,14 +113,14 @@ def test_run_privately_losses_are_means_over_the_last_epochs_records(silent: Non
     assert found.alignment == pytest.approx(float(known.alignment * have), rel=1e-5)
 
 
-def test_run_privately_diverged_training_is_refused_by_its_parameters() -> None:
+def test_run_private_steps_diverged_training_is_refused_by_its_parameters() -> None:
     inputs, labels = images(4)
     job = job_of(tiny(), inputs, labels, dp_sgd=ALL, epochs=2)
     with refuses("learning rate", error=TrainingError):
         run_job(replace(job, schedule=replace(job.schedule, lr=3e38)))
 
 
-def test_run_privately_dropout_does_not_follow_the_seed(silent: None) -> None:
+def test_run_private_steps_dropout_does_not_follow_the_seed(silent: None) -> None:
     """Dropout by the seed would follow from a record's place in the batch, and so from the other records."""
     inputs, labels = images(4)
     results = []
@@ -153,7 +153,7 @@ def test_train_with_dp_sgd_never_leaves_out_the_noise(
     assert len(drawn) == 3
 
 
-def test_run_privately_proximal_term_is_refused() -> None:
+def test_run_private_steps_proximal_term_is_refused() -> None:
     inputs, labels = images(1)
     with refuses("proximal", error=ModelError):
         run_private_steps(job_of(tiny(), inputs, labels, proximal=0.1), ALL)
