@@ -118,7 +118,7 @@ class Cohort:
         return self.sites.index(site)
 
     def held_by(self, site: str) -> NDArray[np.bool_]:
-        """Return the classes (K,) that a site contributes to; raise ``ValueError`` if it is not in the cohort."""
+        """Return the mask (K,) of the classes that a site contributes to; raise ``ValueError`` for other sites."""
         return np.asarray(self.holds[self.sites.index(site)])
 
 

@@ -72,7 +72,7 @@ def verify_sealed(sealed: SealedSecret, *, roster: Roster, run: str, attempt: in
 
     Limit: only the recipient can check that the message decrypts, and its content.
     """
-    # The signature below binds maker, recipient and roster too; compared first, each mix-up gets its own message.
+    # These fields are only claims: the signature below is checked over the verifier's own facts, never over them.
     _check_maker(sealed.maker, roster)
     if sealed.recipient != recipient:
         raise VerificationError(f"a group secret for {sealed.recipient} was given to {recipient}")

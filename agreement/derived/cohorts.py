@@ -68,7 +68,8 @@ def cohort_of(active: ActiveList, agreement: Agreement) -> Cohort:
 
     The coordinator and every site call this on the same signed list, so they withhold the same classes.
     """
-    # Rows of the cohort are in the same order at every party: Gram matrices, pads and positions of shares follow it.
+    # Every party sorts the sites in the same way, because a site's position in the cohort decides which row of a Gram
+    # matrix, which keys of pads and which x of a Shamir share are the site's.
     statements = sorted(active.statements, key=lambda statement: statement.site)
     presence = np.stack([statement.holds for statement in statements])
     holds = presence & active_classes(presence, agreement.min_holders)

@@ -48,8 +48,11 @@ def check_protection(
 ) -> None:
     """Raise :class:`NotConforming` unless each half of the protection does what ``plain`` does.
 
-    Combinations of peers are compared within ``tolerance``, sums within the error that their half states.
+    Combinations of peers are compared within ``tolerance``, sums within the error that their half states. Raises
+    ``ValueError`` for a third party's protection that gives halves which an agreement would refuse to load.
     """
+    if not protection.built_in:
+        protection.check_complete()
     given = protection.settings() if settings is None else settings
     secret = secrets.token_bytes(protection.secret_bytes)
     try:
@@ -100,6 +103,7 @@ def _check_sums(protection: str, halves: SumHalves, settings: Section, secret: b
         for payload in sent:
             server.validate(payload)
         answer = _travelled(server.add(iter(sent)), form)
+        own = site.unprotect(answer)
         try:
             # By a fresh half, as a session that missed the round has.
             got = halves.site(settings, secret, facts).unprotect(answer)
@@ -109,12 +113,13 @@ def _check_sums(protection: str, halves: SumHalves, settings: Section, secret: b
             raise NotConforming(
                 f"{protection}: a half that protected nothing must read a sum too: {failure!r}"
             ) from failure
-        _check_vector(f"{protection}: a sum", got, facts.length)
-        off = np.abs(got - np.sum(values, axis=0))
-        if not (off <= error + facts.rounding).all():
-            raise NotConforming(
-                f"{protection}: a sum is off by {off.max():.3g}, more than the error that the site's half states"
-            )
+        for total in (own, got):
+            _check_vector(f"{protection}: a sum", total, facts.length)
+            off = np.abs(total - np.sum(values, axis=0))
+            if not (off <= error + facts.rounding).all():
+                raise NotConforming(
+                    f"{protection}: a sum is off by {off.max():.3g}, more than the error that the site's half states"
+                )
     for vector, name in zip(values, cohort.sites, strict=True):
         _check_unlike(protection, name, partial(site.protect, vector, name, cohort))
     ends = np.cumsum([0, *(segment.length for segment in _SEGMENTS)])

@@ -173,12 +173,20 @@ class Protection(Named):
         return halves if halves is None or isinstance(halves, RoundPlan) else halves.rounds
 
     def check_complete(self) -> None:
-        """Raise ``ValueError`` if a third party names classes of the parties instead of giving its own halves."""
+        """Raise ``ValueError`` unless a third party gives its own halves, each for the family that takes it.
+
+        A plan of rounds names classes of the parties instead, which only a built-in protection may.
+        """
         named = (self.peers, self.sums, self.groups, self.clusters, self.uniform_peers)
         if any(isinstance(halves, RoundPlan) for halves in named):
             raise ValueError(
                 f"protection {self.name!r} gives a plan of rounds, which only a built-in one may"
             )
+        for family, halves, kind in (("peers", self.peers, PeersHalves), ("sums", self.sums, SumHalves)):
+            if halves is not None and not isinstance(halves, kind):
+                raise ValueError(
+                    f"{family} of protection {self.name!r} must be {kind.__name__}, not {type(halves).__name__}"
+                )
 
 
 _IN_GROUPS = frozenset({Offer.SUM, Offer.CLUSTERING, Offer.COSINE_WEIGHTS})

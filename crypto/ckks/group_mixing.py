@@ -241,7 +241,7 @@ def _mix_part(
     circuit: Circuit, cosines: Mapping[Pair, Ciphertext], blobs: Sequence[bytes], shape: CiphertextShape
 ) -> list[bytes]:
     vectors = [read_ciphertext(blob, shape) for blob in blobs]
-    # The group's own vector gets the scale of a product, without which the two could not be added: cos(u_j, u_j) = 1.
+    # The group's own vector gets the scale of a product, without which the two could not be added; its factor is 1.
     totals = [circuit.scale_up(vector, COSINE_SCALE) for vector in vectors]
     for (j, k), cosine in cosines.items():
         circuit.add_to(totals[j], circuit.multiply(cosine, vectors[k]))

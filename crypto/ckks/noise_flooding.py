@@ -111,8 +111,8 @@ class Receiver:
                     self._add_amplified(part, factor, slots)
                     for part, slots in zip(amplified, noise, strict=True)
                 ]
-        # Rescaling divides by 55 bits, and noise added before it with the values; so this draw comes after, at the
-        # answer's own scale, where its sigma is what the guarantee counts with.
+        # Values and noise keep their ratio when rescaled; this draw has no factor, so it is added once, at the
+        # answer's scale.
         return self._add_noise([self.circuit.rescale(part) for part in amplified])
 
     def denominator(self, product: Ciphertext, lengths: Ciphertexts) -> Ciphertext:

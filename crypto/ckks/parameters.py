@@ -96,8 +96,9 @@ class CiphertextShape:
 
 
 # Levels and scales of PFPL's circuit. Rows are uploaded at SCALE. A distance is their product at SCALE², rescaled by
-# the 30-bit prime to the level PRODUCT, at a scale 2^DOUBLINGS as large. A numerator is distance times row, rescaled by
-# the 55-bit prime to ANSWER; its denominator is multiplied by ones at UNIT_SCALE, so that both lose the same prime.
+# the 30-bit prime to the level PRODUCT, at a scale 2^DOUBLINGS times as large. A numerator is distance times row,
+# rescaled by the 55-bit prime to ANSWER; its denominator is multiplied by ones at UNIT_SCALE, so that both lose the
+# same prime.
 _DISTANCE_SCALE = SCALE * SCALE / dropped_prime(CkksLevel.UPLOAD) * 2.0**DOUBLINGS
 _RESCALED = dropped_prime(CkksLevel.PRODUCT)
 

@@ -217,9 +217,9 @@ class CkksServer:
         sites.
         """
         check_cohort_size(len(cohort.sites))
-        # A site reads noise for each class that it does not hold; it holds what its signed presence says.
         uploads = [payloads[site].blobs for site in cohort.sites]
         setting = Setting(KeysFile.at(self._keys_path), self._combination, _packing(cohort))
+        # A site reads noise for each class that it does not hold; it holds what its signed presence says.
         lacks = list(~cohort.holds)
         if self._executor is None or not needs_distances(self._combination):
             answers = combine(setting, uploads, lacks)

@@ -71,7 +71,7 @@ class CkksSite:
         holds = cohort.held_by(site)
         combined = self._combination_of_peers(vectors, sent, holds, cohort)
         result = np.where((holds & (cohort.counts > 1))[:, None], combined, rows)
-        # Not a convex combination of rows of norm 1. Written so that NaN, from a divisor of 0, fails too.
+        # A longer row is no convex combination of rows of norm 1. "Not within" refuses NaN, from a divisor of 0, too.
         if not (np.linalg.norm(result[holds], axis=1) <= _LONGEST).all():
             raise ImplausibleError("a decrypted row is not a number, or far longer than any peer's")
         return result

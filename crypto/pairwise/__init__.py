@@ -1,8 +1,8 @@
 """Pairwise masks: a protocol that reveals the sum of a group's vectors and nothing else (Bonawitz et al. 2017, CCS).
 
-    attempt                   the attempt that every key, mask, share and signature is bound to; a site's keys
+    attempt                   the attempt that every key, mask, share and signature is bound to; a site's secrets
     neighbour_graph           who holds shares of whose secrets, and which pairs have a mask; sparse in large groups
-    shares                    shares of the keys for the other members, and the release of one kind for each owner
+    shares                    shares of a site's secrets for other members, and the release of one kind for each owner
     masks                     a vector under a mask for every peer and a self-mask, and its payload
     member_signatures         the members' signatures on the survivors and, for a sparse graph, on the sharers
     unmask                    the coordinator's half: the sum

@@ -1,8 +1,9 @@
 """Abstract exchange at the coordinator, the parts that it is built of, and the view of an attempt that it works on.
 
-Here a protection's half is the whole exchange, since there is no model to train. A half has the name of the site's half
-that it answers: see :mod:`secure_server.exchanges.peers`, :mod:`secure_server.exchanges.sums` and
-:mod:`secure_server.exchanges.clusters`. FedPC's grouping of sites is :mod:`secure_server.exchanges.site_grouping`. A
+An exchange checks what sites send in a round and computes their results. Except for FedPC's grouping of sites
+(:mod:`secure_server.exchanges.site_grouping`), each exchange is the coordinator's half of a protection, for methods of
+one family. The class of a half has the name of its counterpart at the site, if there is one. Halves are in
+:mod:`secure_server.exchanges.peers`, :mod:`secure_server.exchanges.sums` and :mod:`secure_server.exchanges.clusters`. A
 half is built when a run starts, so that a missing half ends the run there.
 """
 

@@ -207,7 +207,7 @@ class SecureAggregation(Exchange):
         return signatures[site]
 
     def _signatures(self, attempt: Attempt) -> dict[str, bytes]:
-        """Return the known signatures of the attempt."""
+        """Return the cached signatures on the sharers of this attempt, by site; the dict is filled as they arrive."""
         return self._on_sharers.of((attempt.key, attempt.survivors[Phase.SHARES]), dict)
 
     def _signature(self, attempt: Attempt, site: str) -> SurvivorSignature:

@@ -1,9 +1,8 @@
 """Sums at the coordinator: in the clear, under masks, of ciphertexts, and FedPC's mixture of encrypted groups.
 
 Under ``plain`` the coordinator sees every site's prototypes and model, under ``masked`` each group's sum
-(:mod:`secure_server.exchanges.secure_aggregation`). Under ``ckks`` or a third party's protection it
-adds payloads that it cannot read, and sees sizes, times and which site has which class. Limits: see
-:mod:`crypto.ckks.sums`.
+(:mod:`secure_server.exchanges.secure_aggregation`). Under ``ckks`` or a third party's protection it adds payloads that
+it cannot read, and sees sizes, times and which site has which class. Limits: see :mod:`crypto.ckks.sums`.
 
 FedPC under ``ckks``: a group's leader, the first of its participants by name, turns the group's sum into means and
 encrypts these again; the coordinator mixes them between groups. The leader learns its group's means, which other

@@ -30,8 +30,8 @@ class Rules:
     ``first_round`` is 0 if sites are clustered before training; that round consists of ``clustering_steps`` and has no
     RESULT. All other rounds consist of ``round_steps``. With ``common_group`` all members are one group from the start.
     An attempt has either no members of a group, or at least ``min_group_size`` of them, a function of the number of the
-    run's members. Once survivors are signed, a round is over for groups of more
-    members than ``masking.complete_up_to``; without masks, ``masking`` is None and this does not apply.
+    run's members. Once survivors are signed, a round is over for groups of more members than
+    ``masking.complete_up_to``; without masks, ``masking`` is None and this does not apply.
 
     A run is empty if every member has left, or missed a deadline without calling since. An empty run stops after
     ``empty_seconds``, or never if that is infinite.

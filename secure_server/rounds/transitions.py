@@ -326,9 +326,9 @@ def next_round(rules: Rules, state: State, now: float) -> State:
 
 def enter(rules: Rules, state: State, stage: RoundStage, now: float) -> State:
     """Begin a stage, with its full time."""
-    if (
-        stage is RoundStage.VALUES
-    ):  # before the first request leaves: a site may answer, and the coordinator die
+    # The state that names these sites is stored before the first request for values leaves: a site may answer, and the
+    # coordinator be killed before it has stored the answer.
+    if stage is RoundStage.VALUES:
         state = _commit_asked_sites(state)
     return replace(state, stage=stage, answered=frozenset(), deadline=now + rules.seconds(stage))
 

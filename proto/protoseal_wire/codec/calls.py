@@ -1,4 +1,4 @@
-"""Codec of a run's calls: a declaration makes ``encode`` and ``decode`` of a message.
+"""Codec of a run's calls, each message declared once for ``encode`` and ``decode``; and the chunks of a content.
 
 Every ``decode_`` raises a :class:`protoseal_wire.codec.errors.CodecError` for a message with a field out of bounds or
 unknown to this version. The protocol version is checked first, whatever the other fields are, so that a site of another

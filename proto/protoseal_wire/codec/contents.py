@@ -1,4 +1,4 @@
-"""Codec of contents, which Upload and Download carry: a declaration makes ``encode`` and ``decode`` of a kind.
+"""Codec of contents, which Upload and Download carry: each kind is declared once for ``encode`` and ``decode``.
 
 A content is a protobuf ``Content`` with a version marker, in canonical form: each value has one byte string, so that a
 hash of the bytes is a hash of the value. Bytes that differ when serialised again (unknown fields, fields twice or out

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import PeersHalves, Protection, method_named
+from agreement import PeersHalves, Protection, SumHalves, method_named
 from agreement.registry.conformance import NotConforming, check_protection, check_weights
 from algorithms.gram_matrix import Bool, Float
 from crypto import plain
@@ -20,6 +20,10 @@ from crypto.rotation import SCHEME, RotationSite
 from tests.support.extensions import rotated
 
 Weaken = Callable[[Any, pytest.MonkeyPatch], None]
+
+
+def _unused(*given: Any) -> Any:
+    raise AssertionError("a protection is checked before its halves are made")
 
 
 def pads() -> Protection:
@@ -39,6 +43,20 @@ def with_peers(**changes: Any) -> Protection:
 def test_conforming_protections_pass(example: Path) -> None:
     check_protection(pads())
     check_protection(rotated)
+
+
+@pytest.mark.parametrize(
+    ("halves", "said"),
+    [
+        ({"sums": Protection.PLAIN.sums}, "plan of rounds"),
+        ({"groups": Protection.CKKS.groups}, "plan of rounds"),
+        ({"sums": rotated.peers}, "must be SumHalves"),
+        ({"peers": SumHalves(site=_unused, server=_unused, form=_unused)}, "must be PeersHalves"),
+    ],
+)
+def test_halves_that_no_agreement_loads_are_refused(halves: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_protection(Protection(name="mine", secret_bytes=0, **halves))
 
 
 def _no_last_pad(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +143,20 @@ def _remembers_the_cohort(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _misreads_a_sum_that_it_took_part_in(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep at protect what unprotect takes away again, which a session that missed the round does not have."""
+    protect, unprotect = module.PadsSite.protect, module.PadsSite.unprotect
+
+    def remember(self: Any, values: Any, *rest: Any) -> Any:
+        self.own = values
+        return protect(self, values, *rest)
+
+    monkeypatch.setattr(module.PadsSite, "protect", remember)
+    monkeypatch.setattr(
+        module.PadsSite, "unprotect", lambda self, answer: unprotect(self, answer) - getattr(self, "own", 0.0)
+    )
+
+
 def _in_the_clear(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     protect = module.PadsSite.protect
     monkeypatch.setattr(
@@ -150,6 +182,7 @@ def _another_form(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         (_promises_nothing, "the stated error is not finite"),
         (_another_form, "does not have the declared form"),
         (_remembers_the_cohort, "a half that protected nothing"),
+        (_misreads_a_sum_that_it_took_part_in, "a sum is off by"),
         (_in_the_clear, "in the clear"),
     ],
 )
@@ -231,7 +264,7 @@ def test_weights_that_are_not_convex_are_noticed(
 ) -> None:
     right = method_named("cosine-peers")
     check_weights(right)
-    with np.errstate(all="ignore"), pytest.raises(NotConforming, match="cosine-peers"):
+    with np.errstate(all="ignore"), pytest.raises(NotConforming, match="cosine-peers: "):
         check_weights(replace(right, weights=lambda settings: weights))
-    with pytest.raises(ValueError, match="weights"):
+    with pytest.raises(ValueError, match="defines no weights"):
         check_weights(replace(right, weights=None))
