@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import ckks, pairwise, rotation, samples, secagg, train
+from benchmarks import ckks, frameworks, pairwise, rotation, samples, secagg, train
 from benchmarks import round as whole_round
 from protoseal.cli import main
 
@@ -23,7 +23,8 @@ PAGES = sorted(
 )
 PACKAGES = ("algorithms", "crypto", "proto", "protoseal", "protoseal_files", "secure_client", "secure_server")
 BENCHMARKS = {
-    module.__name__: module.main for module in (ckks, pairwise, rotation, whole_round, samples, secagg, train)
+    module.__name__: module.main
+    for module in (ckks, frameworks, pairwise, rotation, whole_round, samples, secagg, train)
 }
 """Commands of the checkout, by their modules."""
 _OURS = re.compile(rf"(?:nohup )?(?:OMP_NUM_THREADS=1 )?(?:protoseal|python -m (?:{'|'.join(BENCHMARKS)})) ")
