@@ -29,7 +29,7 @@ PACKAGES = (
     "secure_server",
 )
 """Packages that are installed."""
-CODE_LINES = 40_940
+CODE_LINES = 41_240
 SETTINGS = 203
 """Ceilings: what there was when they were set, and 1 % more."""
 _NO_CODE = {

@@ -164,6 +164,10 @@ CONTAINERS = frozenset(
     | {GoogLeNet, Inception, _ConvNormReLU}
 )
 """Networks whose ``forward`` only passes tensors between layers and applies functions of single samples."""
+CONCATENATING = frozenset({GoogLeNet, Inception})
+"""Those that concatenate images' channels."""
+LAST_ON_IMAGES: Mapping[type[nn.Module], str] = {ResNet: "avgpool", MobileNetV2: "features"}
+"""Those that flatten images themselves, with the name of their last layer whose output has a place for each pixel."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,9 @@ def compute_outputs(model: PrototypeModel, inputs: Tensor) -> Outputs:
 
 
 def compute_features(model: PrototypeModel, inputs: Tensor) -> Tensor:
-    """Return ``features(inputs)``; raise :class:`ModelError` for anything but (B, d) of float32, or float64 in trials.
+    """Return ``features(inputs)``; raise :class:`ModelError` for anything but (B, d) of float32.
+
+    Simulations may also compute in float64 or bfloat16.
 
     Networks with further outputs in training (Inception's) return a tuple there.
     """
@@ -88,7 +90,7 @@ def compute_features(model: PrototypeModel, inputs: Tensor) -> Tensor:
     if (
         isinstance(features, Tensor)
         and features.ndim == 2
-        and features.dtype in {torch.float32, torch.float64}
+        and features.dtype in {torch.float32, torch.float64, torch.bfloat16}
     ):
         return features
     raise ModelError(

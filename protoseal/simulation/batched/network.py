@@ -1,9 +1,9 @@
 """Batched network: computes what several sites' networks of one architecture compute, each on its own inputs.
 
-A batch of S sites is (S·B, …), site after site, where one site's would be (B, …). Parameters are stacked, (S, *shape).
-Operations on single samples (ReLU, pooling, sums, flattening) are unchanged; a linear layer multiplies S matrices at
-once; convolutions and batch normalisation treat the sites' channels side by side. No value of one site enters another
-site's sums.
+Operations on single samples (ReLU, pooling, sums) are unchanged; the layers of
+:mod:`protoseal.simulation.batched.layers` replace those with parameters. On a CPU images pass through the network site
+after site, (S·B, C, H, W). On other devices the sites' channels pass side by side, (B, S·C, H, W), until the network
+flattens them, unless the network concatenates channels.
 """
 
 from __future__ import annotations
@@ -15,246 +15,30 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from algorithms.losses import Outputs
 from protoseal.simulation.batched.flat_models import CannotStack, FlatModels
+from protoseal.simulation.batched.layers import (
+    Draws,
+    Parting,
+    StackedBatchNorm,
+    StackedConvolution,
+    StackedDropout,
+    StackedFlatten,
+    StackedGroupNorm,
+    StackedLayer,
+    StackedLinear,
+)
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, compute_outputs
 from secure_client.models.scattering import Scattering
 from secure_client.models.wrapped_models import DualBranch, Projected, PublicProjection
-
-Values = Mapping[str, Tensor]
-"""Parameters and buffers by name, stacked: (S, *shape)."""
-
-
-class StackedLayer(nn.Module):
-    """Layer with stacked parameters of the current sites, which its caller sets."""
-
-    sites: int
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.names = (*layer._parameters, *layer._buffers)
-
-    def set(self, values: Values, prefix: str, sites: int) -> None:
-        """Use the values whose names begin with ``prefix``; a parameter that the layer lacks is None."""
-        self.sites = sites
-        for name in self.names:
-            setattr(self, name, values.get(prefix + name))
-
-    def by_site(self, samples: Tensor) -> Tensor:
-        """(S·B, …) as (S, B, …)."""
-        return samples.reshape(self.sites, -1, *samples.shape[1:])
-
-    def to_channels(self, samples: Tensor) -> Tensor:
-        """(S·B, C, …) as (B, S·C, …): the sites' channels side by side."""
-        return self.by_site(samples).transpose(0, 1).flatten(1, 2)
-
-    def from_channels(self, samples: Tensor) -> Tensor:
-        """(B, S·C, …) as (S·B, C, …)."""
-        of_sites = samples.reshape(len(samples), self.sites, -1, *samples.shape[2:])
-        return of_sites.transpose(0, 1).flatten(0, 1)
-
-
-class StackedLinear(StackedLayer):
-    """S linear layers: (S·B, f) → (S·B, g)."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Apply each site's own weights to its inputs."""
-        if inputs.ndim != 2:
-            raise CannotStack(f"a linear layer with inputs of {inputs.ndim} dimensions")
-        return cast("Tensor", _Products.apply(self.by_site(inputs), self.weight, self.bias)).flatten(0, 1)
-
-
-class _Products(torch.autograd.Function):
-    """Product x·Wᵀ + b of (S, B, f) and (S, g, f), with gradients in their operands' layout, unlike autograd's."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(inputs, weight)
-        if bias is None:
-            return torch.bmm(inputs, weight.mT)
-        return torch.baddbmm(bias.unsqueeze(1), inputs, weight.mT)
-
-    @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight = ctx.saved_tensors
-        gradients = given[0].contiguous()
-        wanted = ctx.needs_input_grad
-        return (
-            torch.bmm(gradients, weight) if wanted[0] else None,
-            torch.bmm(gradients.mT, inputs) if wanted[1] else None,
-            gradients.sum(dim=1) if wanted[2] else None,
-        )
-
-
-class StackedConvolution(StackedLayer):
-    """S convolutions, with optional pooling and ReLU: one by one on a CPU, else as one with S times the groups."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    pool: nn.MaxPool2d | None
-
-    def __init__(self, layer: nn.Conv2d) -> None:
-        super().__init__(layer)
-        self.pool = None
-        self.relu = False
-        # Other paddings are computed before the convolution, which neither path here repeats.
-        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-            raise CannotStack("a convolution with other padding than a number of zeros")
-        self.settings = layer.stride, layer.padding, layer.dilation, layer.groups
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Convolve each site's inputs with its own weights."""
-        if inputs.ndim != 4:
-            raise CannotStack(f"a convolution of inputs of {inputs.ndim} dimensions")
-        if inputs.device.type == "cpu":
-            return cast("Tensor", _SiteBySite.apply(inputs, self.weight, self.bias, self))
-        joined = self.to_channels(inputs)
-        bias = None if self.bias is None else self.bias.flatten()
-        stride, padding, dilation, groups = self.settings
-        weight = self.weight.flatten(0, 1)
-        given = torch.conv2d(joined, weight, bias, stride, padding, dilation, self.sites * groups)
-        outputs = self.from_channels(given)
-        pooled = outputs if self.pool is None else cast("Tensor", self.pool(outputs))
-        return pooled.relu_() if self.relu else pooled
-
-
-class _SiteBySite(torch.autograd.Function):
-    """Convolution, pooling and ReLU of (S·B, C, H, W), site by site, so that intermediate values stay in the cache."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, layer: StackedConvolution
-    ) -> Tensor:
-        results, places = [], []
-        for site, batch in enumerate(inputs.chunk(layer.sites)):
-            site_bias = None if bias is None else bias[site]
-            result = torch.conv2d(batch, weight[site], site_bias, *layer.settings)
-            ctx.between = result if layer.pool else None  # only its shape and layout are used
-            if layer.pool is not None:
-                result, place = torch.ops.aten.max_pool2d_with_indices(result, *_pooling(layer.pool))
-                places.append(place)
-            results.append(result.relu_() if layer.relu else result)
-        outputs = torch.cat(results)
-        ctx.save_for_backward(inputs, weight, outputs if layer.relu else None, *places)
-        ctx.layer = layer
-        ctx.sites = layer.sites
-        ctx.biases = None if bias is None else [bias.shape[1]]
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight, outputs, *places = ctx.saved_tensors
-        layer, wanted = ctx.layer, list(ctx.needs_input_grad[:3])
-        results = [None] * ctx.sites if outputs is None else outputs.chunk(ctx.sites)
-        gradients = []
-        for site, (batch, gradient) in enumerate(
-            zip(inputs.chunk(ctx.sites), given[0].chunk(ctx.sites), strict=True)
-        ):
-            result = results[site]
-            # Backwards through the ReLU, the pooling and the convolution, as autograd would go for one site.
-            before = gradient if result is None else torch.ops.aten.threshold_backward(gradient, result, 0)
-            if places:
-                before = torch.ops.aten.max_pool2d_with_indices_backward(
-                    before, ctx.between, *_pooling(layer.pool), places[site]
-                )
-            stride, padding, dilation, groups = layer.settings
-            transposed, output_padding = False, [0, 0]
-            gradients.append(
-                torch.ops.aten.convolution_backward(
-                    before,
-                    batch,
-                    weight[site],
-                    ctx.biases,
-                    stride,
-                    padding,
-                    dilation,
-                    transposed,
-                    output_padding,
-                    groups,
-                    wanted,
-                )
-            )
-        of_inputs, of_weights, of_biases = zip(*gradients, strict=True)
-        return (
-            torch.cat(of_inputs) if wanted[0] else None,
-            torch.stack(of_weights) if wanted[1] else None,
-            torch.stack(of_biases) if wanted[2] else None,
-            None,
-        )
-
-
-def _pooling(pool: nn.MaxPool2d) -> tuple[Any, ...]:
-    pairs = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    return *(list(pair) if isinstance(pair, tuple) else [pair, pair] for pair in pairs), pool.ceil_mode
-
-
-class StackedBatchNorm(StackedLayer):
-    """Batch normalisation of S times as many channels, each by its own mean and variance."""
-
-    weight: Tensor | None
-    bias: Tensor | None
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-
-    def __init__(self, layer: nn.BatchNorm2d) -> None:
-        super().__init__(layer)
-        if layer.momentum is None or not layer.track_running_stats:
-            raise CannotStack("batch normalisation without running averages of a fixed momentum")
-        self.momentum = layer.momentum
-        self.eps = layer.eps
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Normalise each site's batch by itself."""
-        self.num_batches_tracked += 1
-        normalised: Tensor = functional.batch_norm(
-            self.to_channels(inputs),
-            self.running_mean.view(-1),  # views, which are updated in place
-            self.running_var.view(-1),
-            _flat(self.weight),
-            _flat(self.bias),
-            training=True,
-            momentum=self.momentum,
-            eps=self.eps,
-        )
-        return self.from_channels(normalised)
-
-
-class StackedGroupNorm(StackedLayer):
-    """Group normalisation of single samples, followed by each site's own scale and shift."""
-
-    weight: Tensor | None
-    bias: Tensor | None
-
-    def __init__(self, layer: nn.GroupNorm) -> None:
-        super().__init__(layer)
-        self.groups = layer.num_groups
-        self.eps = layer.eps
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Normalise inputs (B, S, C, …) of each site by itself."""
-        normalised: Tensor = self.by_site(functional.group_norm(inputs, self.groups, eps=self.eps))
-        if self.weight is not None and self.bias is not None:
-            shape = (self.sites, 1, -1, *(1,) * (inputs.ndim - 2))
-            normalised = normalised * self.weight.view(shape) + self.bias.view(shape)
-        return normalised.flatten(0, 1)
-
-
-def _flat(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.flatten()
-
 
 STACKED: Mapping[type[nn.Module], Callable[[Any], StackedLayer]] = {
     nn.Linear: StackedLinear,
     nn.Conv2d: StackedConvolution,
     nn.BatchNorm2d: StackedBatchNorm,
     nn.GroupNorm: StackedGroupNorm,
+    nn.Dropout: StackedDropout,
 }
 """Layers that are replaced by one layer for S sites."""
 UNCHANGED = frozenset(
@@ -269,19 +53,21 @@ PUBLIC = frozenset({PublicProjection, Scattering})
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def _containers() -> frozenset[type[nn.Module]]:
-    """Return :data:`CONTAINERS`, with torchvision's once any code has imported torchvision."""
+def _torchvision(name: str) -> Any:
+    """Return a table of :mod:`secure_client.models.photo_networks`; an empty one until any code imports torchvision."""
     if "torchvision" not in sys.modules:  # without the import no such network exists
-        return CONTAINERS
+        return {}
     from secure_client.models import photo_networks  # noqa: PLC0415 (torchvision takes seconds to import)
 
-    return CONTAINERS | photo_networks.CONTAINERS
+    return getattr(photo_networks, name)
 
 
 def signature(module: nn.Module) -> object:
     """Return a hashable value that is equal for networks that can be stacked; raise :class:`CannotStack`."""
     kind = type(module)
-    if not any(kind in kinds for kinds in (STACKED, UNCHANGED, _containers(), PUBLIC)):
+    if not any(
+        kind in kinds for kinds in (STACKED, UNCHANGED, CONTAINERS, _torchvision("CONTAINERS"), PUBLIC)
+    ):
         raise CannotStack(f"a layer of kind {kind.__name__}")
     # A hook may do anything with a batch, across sites too.
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
@@ -313,47 +99,108 @@ def _settings(module: nn.Module) -> tuple[tuple[str, object], ...]:
     return tuple(sorted(public.items()))
 
 
+def joins_channels(device: torch.device) -> bool:
+    """Return True if images of several sites should be joined on this device: on a CPU they would leave the cache."""
+    return device.type != "cpu"
+
+
 class Stack:
     """The parameters and buffers of S models of one :func:`signature`, and one network that computes with them.
 
-    The values are copied, so that the models stay unchanged until :meth:`unload`.
+    ``values`` has each by name, (S, *shape), copied, so that the models stay unchanged until :meth:`unload`. With
+    ``precision`` convolutions and products are computed in that type, and the outputs converted to the models' own.
     """
 
-    def __init__(self, models: Sequence[PrototypeModel]) -> None:
+    def __init__(self, models: Sequence[PrototypeModel], precision: torch.dtype | None = None) -> None:
         first = models[0]
         if len({signature(model) for model in models}) > 1:
             raise CannotStack("networks of several kinds")
         if len(list(first.parameters())) != len(list(first.named_parameters(remove_duplicate=False))):
             raise CannotStack("a parameter with two names")
-        self._models = models
+        if precision is not None and any(type(module) in PUBLIC for module in first.modules()):
+            raise CannotStack(f"constants in {precision}")
+        self._precision = precision
         self.trainable = frozenset(name for name, value in first.named_parameters() if value.requires_grad)
-        self._bound = FlatModels.find(models)
-        self.values = self._load()
-        self._network = cast("PrototypeModel", _twin(first))
-        layers = self._network.named_modules()
-        self._layers = [(f"{name}.", layer) for name, layer in layers if isinstance(layer, StackedLayer)]
+        self.values: dict[str, Tensor] = {}
+        self.load(models)
+        grouped = joins_channels(next(first.parameters()).device)
+        self._joined = grouped and _can_join(first)
+        self._network = cast("PrototypeModel", _twin(first, joined=self._joined))
+        modules = self._network.named_modules()
+        self._layers = [(f"{name}.", layer) for name, layer in modules if isinstance(layer, StackedLayer)]
+        for _, layer in self._layers:
+            layer.joined = self._joined
+            if isinstance(layer, StackedConvolution):
+                layer.grouped = grouped
+        self.is_random = any(isinstance(layer, StackedDropout) for _, layer in self._layers)
+        """True if outputs in training mode need draws."""
+        self._views: dict[object, dict[str, Tensor]] = {}
+        self._buffers = [name for name, _ in first.named_buffers() if name in self.values]
+        self.use(range(len(models)))
 
-    def rows(self, first: int, last: int, trained: frozenset[str]) -> dict[str, Tensor]:
-        """Return views of the values of sites ``first`` … ``last`` − 1; ``trained`` names are leaves of gradients."""
-        views = {name: value[first:last].detach() for name, value in self.values.items()}
-        for name in trained:
-            views[name].requires_grad_()
-        return views
+    def use(self, sites: Sequence[int], trained: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+        """Compute with these sites from now on; return their values, of which ``trained`` are leaves of gradients.
 
-    def use(self, rows: Values) -> None:
-        """Use these rows in later computations."""
-        sites = len(next(iter(rows.values())))
+        The values of a ``range`` of sites are views, the same ones at each call. Others are copies: after a step in
+        training mode :meth:`keep_statistics` writes their buffers back.
+        """
+        rows = self._views.get((sites, trained))
+        if rows is None:
+            rows = {name: _rows(value, sites).detach() for name, value in self.values.items()}
+            for name in trained:
+                rows[name].requires_grad_()
+            if isinstance(sites, range):
+                self._views[sites, trained] = rows
         for prefix, layer in self._layers:
-            layer.set(rows, prefix, sites)
-        self._sites = sites
+            layer.set(rows, prefix, len(sites))
+        self._sites, self._rows = sites, rows
+        return rows
 
-    def outputs(self, inputs: Tensor) -> Outputs:
-        """Return the sites' outputs, each (S, B, …), in training mode, for inputs (S, B, …)."""
-        given = compute_outputs(self._network, _samples(inputs))
+    def outputs(self, inputs: Tensor, *, training: bool = True, draws: Draws | None = None) -> Outputs:
+        """Return the sites' outputs, each (S, B, …), for inputs (S, B, …), in training or in ``eval()`` mode.
+
+        Training mode needs ``draws`` if the network has dropout.
+        """
+        if self._network.training != training:
+            self._network.train(training)
+        for _, layer in self._layers:
+            if isinstance(layer, StackedDropout) and draws is not None:
+                layer.draws = draws
+        sites, images = len(self._sites), inputs.ndim == 5
+        if self._joined and images:
+            samples = inputs.transpose(0, 1).flatten(1, 2)
+        else:
+            samples = _channels_last(inputs.flatten(0, 1)) if images else inputs.flatten(0, 1)
+        given = compute_outputs(self._network, samples.to(self._precision or samples.dtype))
         parts = (
-            None if output is None else output.reshape(self._sites, -1, output.shape[1]) for output in given
+            None if output is None else output.to(inputs.dtype).reshape(sites, -1, output.shape[1])
+            for output in given
         )
         return Outputs(*parts)  # type: ignore[arg-type] # None keeps its place
+
+    def keep_statistics(self) -> None:
+        """Write the buffers of the sites in use back, if they are copies."""
+        if not isinstance(self._sites, range):
+            for name in self._buffers:
+                places = torch.tensor(self._sites, device=self.values[name].device)
+                self.values[name].index_copy_(0, places, self._rows[name])
+
+    def load(self, models: Sequence[PrototypeModel]) -> None:
+        """Copy the values of these models, which :meth:`unload` will change."""
+        self._models = models
+        self._bound = FlatModels.find(models)
+        loaded: dict[str, Tensor] = {}
+        if self._bound is None:
+            states = [model.state_dict() for model in models]
+            loaded = {name: torch.stack([state[name] for state in states]).contiguous() for name in states[0]}
+        else:
+            flat, rows = self._bound
+            for places, bound in flat.parts:
+                taken = bound.index_select(0, rows)
+                loaded |= {name: place.view_rows(taken).contiguous() for name, place in places.items()}
+        for name, value in loaded.items():
+            # In place from the second time on: views of the values, and graphs of a GPU, stay valid.
+            self.values.setdefault(name, value).copy_(value)
 
     def unload(self) -> None:
         """Write the values back into the models, which stay in training mode."""
@@ -371,36 +218,47 @@ class Stack:
                 for name, value in model.state_dict().items():
                     value.copy_(self.values[name][site])
 
-    def _load(self) -> dict[str, Tensor]:
-        """Return a copy of the models' values by name, (S, *shape) each, contiguous."""
-        if self._bound is None:
-            states = [model.state_dict() for model in self._models]
-            return {name: torch.stack([state[name] for state in states]).contiguous() for name in states[0]}
-        flat, rows = self._bound
-        values: dict[str, Tensor] = {}
-        for places, bound in flat.parts:
-            taken = bound.index_select(0, rows)
-            values |= {name: place.view_rows(taken).contiguous() for name, place in places.items()}
-        return values
+
+def _rows(value: Tensor, sites: Sequence[int]) -> Tensor:
+    if isinstance(sites, range):
+        return value[sites.start : sites.stop]
+    return value[torch.tensor(sites, device=value.device)]
 
 
-def _samples(inputs: Tensor) -> Tensor:
-    """Reshape (S, B, …) to (S·B, …); images get channels-last layout, on which pooling is several times faster."""
-    samples = inputs.flatten(0, 1)
-    if samples.ndim != 4:
-        return samples
-    images = torch.empty_like(samples, memory_format=torch.channels_last)
-    return images.copy_(samples)  # contiguous() does not change images of one channel
+def _channels_last(images: Tensor) -> Tensor:
+    """Return a copy in channels-last layout, on which pooling is several times faster."""
+    copied = torch.empty_like(images, memory_format=torch.channels_last)
+    return copied.copy_(images)  # contiguous() does not change images of one channel
 
 
-def _twin(module: nn.Module) -> nn.Module:
-    if type(module) in STACKED:
-        return STACKED[type(module)](module)
+def _can_join(network: nn.Module) -> bool:
+    """Return True if every image of the network keeps its channels in place, and becomes a vector by flattening."""
+    modules = list(network.modules())
+    return any(isinstance(module, nn.Conv2d) for module in modules) and all(
+        type(module) not in _torchvision("CONCATENATING") and getattr(module, "end_dim", -1) == -1
+        for module in modules
+    )
+
+
+def _twin(module: nn.Module, *, joined: bool) -> nn.Module:
+    kind = type(module)
+    if kind in STACKED:
+        return STACKED[kind](module)
+    if joined and kind is nn.Flatten:
+        return StackedFlatten(module)
     twin = copy.copy(module)
     twin.training = True
-    twin._modules = {name: None if child is None else _twin(child) for name, child in module._modules.items()}
+    twin._modules = {
+        name: None if child is None else _twin(child, joined=joined)
+        for name, child in module._modules.items()
+    }
     if isinstance(twin, nn.Sequential):
         _reorder(twin)
+    last = _torchvision("LAST_ON_IMAGES").get(kind)
+    if joined and last is not None:
+        layer = cast("nn.Module", twin._modules[last])
+        layers = list(layer) if isinstance(layer, nn.Sequential) else [layer]  # their names stay
+        twin._modules[last] = nn.Sequential(*layers, Parting(nn.Identity()))
     return twin
 
 

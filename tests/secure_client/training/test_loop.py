@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from algorithms.losses import Terms
-from protoseal.simulation.batched import training as batched
+from protoseal.simulation.batched.feed import Feed, Step
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client import app
 from secure_client.config import SiteConfig
@@ -110,13 +110,14 @@ def test_run_job_ctrl_c_ends_at_once() -> None:
 
 def test_run_jobs_together_take_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
-    take = batched._Together._take
+    epoch = Feed.epoch
 
-    def counted(together: batched._Together, step: batched._Step) -> Tensor:
-        steps.append(1)
-        return take(together, step)
+    def counted(*arguments: Any) -> Iterator[Step]:
+        for step in epoch(*arguments):
+            steps.append(1)
+            yield step
 
-    monkeypatch.setattr(batched._Together, "_take", counted)
+    monkeypatch.setattr(Feed, "epoch", counted)
     jobs = jobs_of(
         SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, DIM)), nn.Linear(DIM, CLASSES)).double()
     )

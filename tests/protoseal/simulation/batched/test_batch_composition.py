@@ -70,7 +70,6 @@ def hooked() -> PrototypeModel:
 
 UNKNOWN: dict[str, Callable[[], PrototypeModel]] = {
     "own": lambda: _Own().double(),
-    "dropout": lambda: with_layer(nn.Dropout(0.3)),
     "tied": tied,
     "hooked": hooked,
     "averages of all batches": lambda: with_layer(nn.BatchNorm2d(32, momentum=None)),
@@ -141,13 +140,6 @@ def test_side_by_side_in_threads(
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_run_together_random_models_run_in_turn(alone: list[Job]) -> None:
-    dropping, plain = jobs_of(with_layer(nn.Dropout(0.3))), jobs_of(model_of())
-    assert_alike([*dropping[:3], *plain[3:]])
-    assert [job.seed for job in alone] == [0, 1, 2]
-
-
-@pytest.mark.usefixtures("two_threads")
 def test_run_together_error_restores_threads() -> None:
     jobs = jobs_of(model_of())
     with torch.no_grad():
@@ -186,7 +178,6 @@ def test_stack_leaves_models_until_unload() -> None:
 def test_inputs_without_samples_dimension_cannot_be_stacked() -> None:
     model = model_of()
     stack = Stack([model, copy.deepcopy(model)])
-    stack.use(stack.rows(0, 2, frozenset()))
     with pytest.raises(CannotStack, match="3"):
         stack.outputs(torch.rand(2, 4, SIDE, SIDE, dtype=torch.float64))
 

@@ -1,0 +1,107 @@
+"""Batches of several sites, in the orders of their seeds, from the sites' data side by side in one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from secure_client.training.batches import TensorSource, count_batches
+from secure_client.training.job import Job, has_batch_norm
+
+BLOCK_BYTES = 2**25
+"""Number of bytes of batches that are gathered from the sites' data at a time: 32 MiB."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A batch (S′, B, …) of each of the ``sites``; of the k-th one the first ``lengths[k]`` samples count.
+
+    With padding, there are further rows for the sites that follow the last one.
+    """
+
+    sites: Sequence[int]
+    inputs: Tensor
+    labels: Tensor
+    lengths: tuple[int, ...]
+
+
+def batches_of_job(job: Job) -> tuple[int, int]:
+    """Return the number of an epoch's full batches, and the size of a shorter last batch, or 0."""
+    return count_batches(len(job.source), job.schedule.batch_size, join_single=has_batch_norm(job.model))
+
+
+class Feed:
+    """Source of the batches of sites that are sorted by :func:`batches_of_job`, most first.
+
+    An epoch has first the full batches, of all sites that have another at a time. Then each site's last batch follows,
+    in one step of all sites, padded to the longest. Batch normalisation would read the padding, so that in a network
+    with batch statistics only last batches of equal length share a step.
+    """
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        counts = [batches_of_job(job) for job in jobs]
+        self._size = jobs[0].schedule.batch_size
+        self._padded = not has_batch_norm(jobs[0].model)
+        # One step of all sites needs a last batch of each, which may be a full one.
+        self._full = [full - (self._padded and not rest) for full, rest in counts]
+        self._ends = [rest or self._padded * self._size for _, rest in counts]
+        self.batches = [full + bool(rest) for full, rest in counts]
+        data = [cast("TensorSource", job.source).tensors for job in jobs]
+        self._inputs, self._labels = (
+            parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*data, strict=True)
+        )
+        sizes = [len(labels) for _, labels in data]
+        self._orders = list(zip(sizes, torch.tensor([0, *sizes]).cumsum(0).tolist(), strict=False))
+        sample = self._inputs[0]
+        batch_bytes = self._size * sample.numel() * sample.element_size()
+        self._block = max(1, BLOCK_BYTES // (batch_bytes * len(jobs)))
+
+    def epoch(
+        self, generators: Sequence[torch.Generator], pad: Callable[[int], int] = lambda sites: sites
+    ) -> Iterator[Step]:
+        """Yield an epoch's steps; one of the first n sites has rows for the first ``pad(n)`` ones."""
+        steps, size, longest = self._full[0], self._size, max(self._ends)
+        # Where a site has no sample, its first one is read.
+        starts = torch.tensor([start for _, start in self._orders]).view(-1, 1)
+        full, last = starts.repeat(steps, 1, size), starts.repeat(1, longest)
+        for site, ((count, start), generator) in enumerate(zip(self._orders, generators, strict=True)):
+            order = torch.randperm(count, generator=generator) + start
+            split = self._full[site] * size
+            full[: self._full[site], site] = order[:split].view(-1, size)
+            last[site, : self._ends[site]] = order[split:]
+        index = torch.cat([full.flatten(), last.flatten()]).to(self._inputs.device)  # the epoch's only copy
+        full, last = index[: full.numel()].view_as(full), index[full.numel() :].view_as(last)
+        for start in range(0, steps, self._block):
+            numbers = range(start, min(start + self._block, steps))
+            active = [sum(count > number for count in self._full) for number in numbers]
+            inputs, labels = self._gather(full[start : start + len(active), : pad(active[0])])
+            for at, sites in enumerate(active):
+                rows = pad(sites)
+                yield Step(range(sites), inputs[at, :rows], labels[at, :rows], (size,) * sites)
+        for chosen in self._last_steps():
+            lengths = tuple(self._ends[site] for site in chosen)
+            yield Step(chosen, *self._gather(last[list(chosen), : max(lengths)]), lengths)
+
+    def _last_steps(self) -> list[Sequence[int]]:
+        """Return the sites that share a step of last batches."""
+        if self._padded:
+            return [range(len(self._ends))]
+        alike: dict[int, list[int]] = {}
+        for site, length in enumerate(self._ends):
+            alike.setdefault(length, []).append(site)
+        groups = [group for length, group in alike.items() if length]
+        return [
+            range(group[0], group[-1] + 1) if group[-1] - group[0] < len(group) else tuple(group)
+            for group in groups
+        ]
+
+    def _gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = index.flatten()
+        return tuple(
+            values.index_select(0, chosen).view(*index.shape, *values.shape[1:])
+            for values in (self._inputs, self._labels)
+        )  # type: ignore[return-value]

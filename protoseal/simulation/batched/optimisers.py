@@ -1,0 +1,139 @@
+"""Optimisers of stacked parameters: all sites take a step in one operation, each as torch's optimiser would alone.
+
+Sites may have taken different numbers of steps. A site that takes no part in a step, and a parameter without a
+gradient, stand still, momentum and weight decay included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from agreement import Optimiser
+from secure_client.training.job import Schedule
+
+Stacked = Mapping[str, Tensor]
+"""A tensor for each parameter by name, (S, *shape), contiguous."""
+
+
+class StackedOptimiser(Protocol):
+    """Optimiser of S sites, ``state`` by torch's key and the parameter's name. ``lr`` may be a float32 tensor ()."""
+
+    lr: float | Tensor
+    state: dict[str, dict[str, Tensor]]
+
+    def step(self, gradients: Stacked, sites: Sequence[int]) -> None:
+        """Change the parameters of these sites by the gradients (S′, *shape) of some of the parameters."""
+        ...
+
+    def tensors(self) -> list[Tensor]:
+        """Return all of the state, (S, …) each."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all steps."""
+        ...
+
+
+def stacked_optimiser(schedule: Schedule, parameters: Stacked) -> StackedOptimiser:
+    """Return the optimiser of ``schedule.optimise``, for all sites of the parameters, which it changes in place."""
+    return (StackedAdam if schedule.optimiser is Optimiser.ADAM else StackedSgd)(schedule, parameters)
+
+
+class StackedSgd:
+    """SGD whose momentum starts at zero, which gives torch's first step too."""
+
+    def __init__(self, schedule: Schedule, parameters: Stacked) -> None:
+        self.lr: float | Tensor = schedule.lr
+        self._momentum, self._weight_decay = schedule.momentum, schedule.weight_decay
+        self._parameters = parameters
+        keys = ("momentum_buffer",) if schedule.momentum else ()
+        self.state = {key: _zeros(parameters) for key in keys}
+
+    def step(self, gradients: Stacked, sites: Sequence[int]) -> None:
+        """Change the parameters of these sites by the gradients (S′, *shape) of some of the parameters."""
+        # Neighbouring sites' numbers lie side by side, so that a tensor for each parameter is enough.
+        pieces = _ranges if isinstance(sites, range) else _by_site
+        torch._fused_sgd_(
+            pieces(self._parameters, gradients, sites),
+            _gradients(gradients, by_site=pieces is _by_site),
+            [piece for state in self.state.values() for piece in pieces(state, gradients, sites)],
+            weight_decay=self._weight_decay,
+            momentum=self._momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """Return all of the state, (S, …) each."""
+        return [value for values in self.state.values() for value in values.values()]
+
+    def reset(self) -> None:
+        """Forget all steps."""
+        for tensor in self.tensors():
+            tensor.zero_()
+
+
+class StackedAdam:
+    """Adam with the bias corrections of each site's own number of ``steps``, float32 (S,)."""
+
+    def __init__(self, schedule: Schedule, parameters: Stacked) -> None:
+        self.lr: float | Tensor = schedule.lr
+        self._weight_decay = schedule.weight_decay
+        self._parameters = parameters
+        self.state = {key: _zeros(parameters) for key in ("exp_avg", "exp_avg_sq")}
+        first = next(iter(parameters.values()))
+        self.steps = torch.zeros(len(first), device=first.device)
+
+    def step(self, gradients: Stacked, sites: Sequence[int]) -> None:
+        """Change the parameters of these sites by the gradients (S′, *shape) of some of the parameters."""
+        chosen = slice(sites.start, sites.stop) if isinstance(sites, range) else list(sites)
+        self.steps[chosen] += 1
+        torch._fused_adam_(
+            _by_site(self._parameters, gradients, sites),
+            _gradients(gradients, by_site=True),
+            _by_site(self.state["exp_avg"], gradients, sites),
+            _by_site(self.state["exp_avg_sq"], gradients, sites),
+            [],
+            [self.steps[site] for site in sites] * len(gradients),
+            lr=self.lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=self._weight_decay,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """Return all of the state, (S, …) each."""
+        return [self.steps, *(value for values in self.state.values() for value in values.values())]
+
+    def reset(self) -> None:
+        """Forget all steps."""
+        for tensor in self.tensors():
+            tensor.zero_()
+
+
+def _zeros(parameters: Stacked) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(value) for name, value in parameters.items()}
+
+
+def _ranges(tensors: Stacked, names: Stacked, sites: Sequence[int]) -> list[Tensor]:
+    return [tensors[name][sites[0] : sites[-1] + 1] for name in names]
+
+
+def _by_site(tensors: Stacked, names: Stacked, sites: Sequence[int]) -> list[Tensor]:
+    return [tensors[name][site] for name in names for site in sites]
+
+
+def _gradients(gradients: Stacked, *, by_site: bool) -> list[Tensor]:
+    # The fused kernels read parameters and gradients as they lie in memory.
+    whole = [gradient.contiguous() for gradient in gradients.values()]
+    return [piece for gradient in whole for piece in gradient.unbind(0)] if by_site else whole

@@ -1,0 +1,224 @@
+"""Program of several sites' training: jobs of one kind, with a step of all sites at a time.
+
+Sites train independently, so steps of different sites may have any order: see
+:class:`protoseal.simulation.batched.feed.Feed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from algorithms.losses import Outputs, Terms
+from algorithms.prototypes import Clusters, Guide, Targets
+from protoseal.simulation.batched.feed import Feed, Step
+from protoseal.simulation.batched.flat_models import CannotStack
+from protoseal.simulation.batched.graphs import GraphedSteps
+from protoseal.simulation.batched.layers import Draws
+from protoseal.simulation.batched.network import Stack
+from protoseal.simulation.batched.optimisers import stacked_optimiser
+from secure_client.training.batches import TensorSource
+from secure_client.training.job import Job, Losses, check_finite, trained_parameters
+
+BUCKETS = 8
+"""Most numbers of sites for which a graph is captured."""
+
+
+class Program:
+    """Training of S sites, which can be repeated with the jobs of later rounds.
+
+    Its tensors stay where they are from round to round, and a step is a function of them alone, which a GPU can replay
+    as a graph: with ``graphed`` it does.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Job], *, precision: torch.dtype | None = None, graphed: bool = False
+    ) -> None:
+        """Stack the jobs; raise :class:`CannotStack` for a network or a source that does not allow it."""
+        first = jobs[0]
+        if any(job.dp_sgd is not None for job in jobs):
+            raise CannotStack("training by DP-SGD")
+        if not isinstance(first.source, TensorSource):
+            raise CannotStack("data that are read on demand")
+        self._job = first
+        self._stack = Stack([job.model for job in jobs], precision)
+        values = self._stack.values
+        self._trained = self._stack.trainable & set(trained_parameters(first.model, first.trains))
+        self._optimiser = stacked_optimiser(
+            first.schedule, {name: values[name] for name in values if name in self._trained}
+        )
+        self._guides = _stack_guides(jobs)
+        self._anchors = self._stack_anchors(jobs)
+        self._sums = torch.zeros(len(jobs), 3, device=first.device)
+        self._grouped: dict[object, list[_Group]] = {}
+        self._jobs = jobs
+        self._feed = Feed(jobs)
+        # A graph would not draw from the sites' own generators.
+        self._graphs = GraphedSteps(self._step) if graphed and not self._stack.is_random else None
+        if self._graphs is not None:
+            self._optimiser.lr = torch.tensor(first.schedule.lr, device=first.device)
+
+    def start(self, jobs: Sequence[Job]) -> None:
+        """Prepare the training of these jobs, of the kind and the data of the jobs at construction."""
+        if jobs is not self._jobs:
+            self._jobs = jobs
+            self._stack.load([job.model for job in jobs])
+            self._optimiser.reset()
+            lr = self._optimiser.lr
+            self._optimiser.lr = (
+                lr.fill_(jobs[0].schedule.lr) if isinstance(lr, Tensor) else jobs[0].schedule.lr
+            )
+            for guide, current in zip(self._guides, _stack_guides(jobs), strict=True):
+                guide.copy_(current)
+            for name, anchors in self._stack_anchors(jobs).items():
+                self._anchors[name].copy_(anchors)
+        # Orders come from the CPU on every device. On a CPU a site's masks follow its orders in one stream, as in the
+        # one-by-one loop.
+        on_cpu = jobs[0].device.type == "cpu"
+        self._orders = [torch.Generator().manual_seed(job.seed) for job in jobs]
+        self._masks = (
+            self._orders if on_cpu else [torch.Generator(job.device).manual_seed(job.seed) for job in jobs]
+        )
+        self._epochs: list[Tensor] = []
+
+    def run_epochs(self) -> None:
+        """Take all steps; a GPU may still be computing them afterwards."""
+        for _ in range(self._job.epochs):
+            self._sums.zero_()
+            steps = self._feed.epoch(self._orders, self._pad)
+            for (sites, rows), alike in groupby(steps, lambda step: (step.sites, len(step.inputs))):
+                with self._standing_still(range(len(sites), rows)):
+                    for step in alike:
+                        self._take(step)
+            self._epochs.append(self._sums.clone())
+
+    def finish(self) -> list[Losses]:
+        """Wait for the steps, change the models, and return the losses of the last epoch.
+
+        Raises :class:`secure_client.errors.TrainingError`, without a change, when a loss is not finite.
+        """
+        means = torch.stack(self._epochs).cpu() / torch.tensor(self._feed.batches).view(1, -1, 1)
+        epochs = [[Losses(*row) for row in epoch] for epoch in means.tolist()]
+        for losses in zip(*epochs, strict=True):
+            check_finite(losses, self._jobs[0].schedule.lr)
+        self._stack.unload()
+        return epochs[-1]
+
+    def _take(self, step: Step) -> None:
+        more = len(step.inputs) - len(step.sites)
+        if more:  # rows of sites that stand still
+            step = Step(
+                range(len(step.inputs)), step.inputs, step.labels, (*step.lengths, *step.lengths[:1] * more)
+            )
+        (self._step if self._graphs is None else self._graphs)(
+            step.sites, step.inputs, step.labels, step.lengths
+        )
+
+    def _step(self, sites: Sequence[int], inputs: Tensor, labels: Tensor, lengths: tuple[int, ...]) -> None:
+        """Take one step of some sites: change their values, their optimiser's state and their sums of losses."""
+        values = self._stack.use(sites, self._trained)
+        leaves = {name: values[name] for name in values if name in self._trained}
+        draws = Draws([self._masks[site] for site in sites], lengths) if self._stack.is_random else None
+        outputs = self._stack.outputs(inputs, draws=draws)
+        totals = []
+        for group in self._groups(sites, lengths):
+            terms = self._terms(outputs, labels, group)
+            totals.append(terms.total.sum())
+            self._sums.index_add_(0, group.sites, torch.stack(terms, dim=1).detach().to(self._sums.dtype))
+        gradients = torch.autograd.grad(
+            sum(totals[1:], start=totals[0]), list(leaves.values()), allow_unused=True
+        )
+        reached = {
+            name: gradient for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None
+        }
+        if self._job.proximal:  # the gradient of μ/2·‖w − anchor‖²
+            chosen = _index(sites)
+            for name, gradient in reached.items():
+                moved = leaves[name].detach() - self._anchors[name][chosen]
+                reached[name] = gradient.add(moved, alpha=self._job.proximal)
+        self._optimiser.step(reached, sites)
+        self._stack.keep_statistics()
+
+    def _terms(self, outputs: Outputs, labels: Tensor, group: _Group) -> Terms:
+        """Return the terms of the sites of a group, (S″,) each."""
+        kind = type(self._job.guide)
+        given = [group.choose(output) for output in outputs if output is not None]
+        guides = [guide.index_select(0, group.sites) for guide in self._guides]
+
+        def site_terms(parts: list[Tensor], labels: Tensor, guide: list[Tensor]) -> tuple[Tensor, ...]:
+            rest = iter(parts)
+            site = Outputs(*(None if output is None else next(rest) for output in outputs))  # type: ignore[arg-type]
+            return tuple(self._job.objective(site, labels, cast("Any", kind)(*guide) if guide else None))
+
+        return Terms(*torch.vmap(site_terms, in_dims=0)(given, group.choose(labels), guides))
+
+    def _groups(self, sites: Sequence[int], lengths: tuple[int, ...]) -> list[_Group]:
+        """Return the sites with equally many samples, for which the objective is one computation."""
+        groups = self._grouped.get((sites, lengths))
+        if groups is None:
+            device = self._job.device
+            groups = []
+            for length in sorted(set(lengths)):
+                places = [place for place, other in enumerate(lengths) if other == length]
+                numbers = torch.tensor([sites[place] for place in places], device=device)
+                chosen = None if len(places) == len(lengths) else torch.tensor(places, device=device)
+                groups.append(_Group(length, numbers, chosen))
+            self._grouped[sites, lengths] = groups
+        return groups
+
+    def _stack_anchors(self, jobs: Sequence[Job]) -> dict[str, Tensor]:
+        names = self._trained if jobs[0].proximal else ()
+        return {name: torch.stack([job.anchor[name] for job in jobs]) for name in names}
+
+    def _pad(self, sites: int) -> int:
+        """Return the number of sites for which a graph is captured that serves so many."""
+        width = -(-len(self._jobs) // BUCKETS)
+        return sites if self._graphs is None else min(len(self._jobs), -(-sites // width) * width)
+
+    @contextmanager
+    def _standing_still(self, sites: range) -> Iterator[None]:
+        """Restore the numbers of these sites, which take steps for nothing, after the ``with`` block."""
+        chosen = slice(sites.start, sites.stop)
+        tensors = [*self._stack.values.values(), *self._optimiser.tensors(), self._sums] if sites else []
+        before = [tensor[chosen].clone() for tensor in tensors]
+        yield
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor[chosen].copy_(value)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Sites of a step, int64 (S″,), whose batches have ``length`` samples; ``places`` in the step, None for all."""
+
+    length: int
+    sites: Tensor
+    places: Tensor | None
+
+    def choose(self, values: Tensor) -> Tensor:
+        """Return the part (S″, length, …) of values (S′, B, …)."""
+        chosen = values if self.places is None else values.index_select(0, self.places)
+        return chosen[:, : self.length]
+
+
+def _index(sites: Sequence[int]) -> slice | list[int]:
+    return slice(sites[0], sites[-1] + 1) if isinstance(sites, range) else list(sites)
+
+
+def _stack_guides(jobs: Sequence[Job]) -> list[Tensor]:
+    return [torch.stack(tensors) for tensors in zip(*(guide_tensors(job.guide) for job in jobs), strict=True)]
+
+
+def guide_tensors(guide: Guide | None) -> tuple[Tensor, ...]:
+    """Return the tensors of a guide."""
+    match guide:
+        case Targets(rows, present):
+            return rows, present
+        case Clusters(rows, labels, weights):
+            return rows, labels, weights
+    return ()
