@@ -45,6 +45,7 @@ class Feed:
     def __init__(self, jobs: Sequence[Job]) -> None:
         counts = [batches_of_job(job) for job in jobs]
         self._size = jobs[0].schedule.batch_size
+        self._augmentation = jobs[0].augmentation
         self._padded = not has_batch_norm(jobs[0].model)
         # One step of all sites needs a last batch of each, which may be a full one.
         self._full = [full - (self._padded and not rest) for full, rest in counts]
@@ -61,17 +62,27 @@ class Feed:
         self._block = max(1, BLOCK_BYTES // (batch_bytes * len(jobs)))
 
     def epoch(
-        self, generators: Sequence[torch.Generator], pad: Callable[[int], int] = lambda sites: sites
+        self,
+        generators: Sequence[torch.Generator],
+        pad: Callable[[int], int] = lambda sites: sites,
+        augmenting: Sequence[torch.Generator] = (),
     ) -> Iterator[Step]:
-        """Yield an epoch's steps; one of the first n sites has rows for the first ``pad(n)`` ones."""
+        """Yield an epoch's steps; one of the first n sites has rows for the first ``pad(n)`` ones.
+
+        Orders come from the sites' ``generators``, and the draws of the augmentation, if any, from ``augmenting``.
+        """
         steps, size, longest = self._full[0], self._size, max(self._ends)
         # Where a site has no sample, its first one is read.
-        starts = torch.tensor([start for _, start in self._orders]).view(-1, 1)
-        full, last = starts.repeat(steps, 1, size), starts.repeat(1, longest)
+        width = 1 if self._augmentation is None else 4  # a sample's index, and its draws
+        starts = torch.zeros(len(self._orders), 1, width, dtype=torch.int64)
+        starts[:, 0, 0] = torch.tensor([start for _, start in self._orders])
+        full, last = starts.repeat(steps, 1, size, 1), starts.repeat(1, longest, 1)
         for site, ((count, start), generator) in enumerate(zip(self._orders, generators, strict=True)):
-            order = torch.randperm(count, generator=generator) + start
+            order = (torch.randperm(count, generator=generator) + start).unsqueeze(1)
+            if self._augmentation is not None:
+                order = torch.cat([order, self._augmentation.draw(count, augmenting[site])], dim=1)
             split = self._full[site] * size
-            full[: self._full[site], site] = order[:split].view(-1, size)
+            full[: self._full[site], site] = order[:split].view(-1, size, width)
             last[site, : self._ends[site]] = order[split:]
         index = torch.cat([full.flatten(), last.flatten()]).to(self._inputs.device)  # the epoch's only copy
         full, last = index[: full.numel()].view_as(full), index[full.numel() :].view_as(last)
@@ -100,8 +111,10 @@ class Feed:
         ]
 
     def _gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        chosen = index.flatten()
-        return tuple(
-            values.index_select(0, chosen).view(*index.shape, *values.shape[1:])
-            for values in (self._inputs, self._labels)
-        )  # type: ignore[return-value]
+        """Return the inputs and labels (S′, B, …), or (steps, S′, B, …), of an index with one more dimension."""
+        chosen = index.flatten(0, -2)
+        inputs, labels = (values.index_select(0, chosen[:, 0]) for values in (self._inputs, self._labels))
+        if self._augmentation is not None:
+            inputs = self._augmentation.apply(inputs, chosen[:, 1:])
+        shape = index.shape[:-1]
+        return inputs.view(*shape, *inputs.shape[1:]), labels.view(shape)

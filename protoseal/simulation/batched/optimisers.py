@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agreement import Optimiser
-from secure_client.training.job import Schedule
+from secure_client.training.job import OptimiserState, Schedule
 
 Stacked = Mapping[str, Tensor]
 """A tensor for each parameter by name, (S, *shape), contiguous."""
@@ -33,8 +33,12 @@ class StackedOptimiser(Protocol):
         """Return all of the state, (S, …) each."""
         ...
 
-    def reset(self) -> None:
-        """Forget all steps."""
+    def load(self, states: Sequence[OptimiserState]) -> None:
+        """Continue from each site's state of torch's optimiser; without a parameter's state, as if fresh."""
+        ...
+
+    def states(self) -> list[OptimiserState]:
+        """Return a copy of each site's state, as torch's optimiser would have it."""
         ...
 
 
@@ -74,10 +78,13 @@ class StackedSgd:
         """Return all of the state, (S, …) each."""
         return [value for values in self.state.values() for value in values.values()]
 
-    def reset(self) -> None:
-        """Forget all steps."""
-        for tensor in self.tensors():
-            tensor.zero_()
+    def load(self, states: Sequence[OptimiserState]) -> None:
+        """Continue from each site's state of torch's optimiser; without a parameter's state, as if fresh."""
+        _load(self.state, states)
+
+    def states(self) -> list[OptimiserState]:
+        """Return a copy of each site's state, as torch's optimiser would have it."""
+        return _by_parameter(self.state, self._parameters)
 
 
 class StackedAdam:
@@ -115,10 +122,37 @@ class StackedAdam:
         """Return all of the state, (S, …) each."""
         return [self.steps, *(value for values in self.state.values() for value in values.values())]
 
-    def reset(self) -> None:
-        """Forget all steps."""
-        for tensor in self.tensors():
+    def load(self, states: Sequence[OptimiserState]) -> None:
+        """Continue from each site's state of torch's optimiser; without a parameter's state, as if fresh."""
+        _load(self.state, states)
+        # Torch counts the steps of each parameter, and they are the same for all that have had gradients.
+        counts = [[float(values["step"]) for values in state.values() if values] for state in states]
+        self.steps.copy_(torch.tensor([max(steps, default=0.0) for steps in counts]))
+
+    def states(self) -> list[OptimiserState]:
+        """Return a copy of each site's state, as torch's optimiser would have it."""
+        steps = self.steps.cpu()
+        return [
+            {name: {"step": step.clone(), **values} for name, values in state.items()}
+            for step, state in zip(steps, _by_parameter(self.state, self._parameters), strict=True)
+        ]
+
+
+def _load(stacked: Mapping[str, Stacked], states: Sequence[OptimiserState]) -> None:
+    for key, tensors in stacked.items():
+        for name, tensor in tensors.items():
             tensor.zero_()
+            for site, state in enumerate(states):
+                if key in (values := state.get(name, {})):
+                    tensor[site].copy_(values[key])
+
+
+def _by_parameter(stacked: Mapping[str, Stacked], parameters: Stacked) -> list[OptimiserState]:
+    sites = len(next(iter(parameters.values())))
+    return [
+        {name: {key: tensors[name][site].clone() for key, tensors in stacked.items()} for name in parameters}
+        for site in range(sites)
+    ]
 
 
 def _zeros(parameters: Stacked) -> dict[str, Tensor]:

@@ -69,7 +69,6 @@ class Program:
         if jobs is not self._jobs:
             self._jobs = jobs
             self._stack.load([job.model for job in jobs])
-            self._optimiser.reset()
             lr = self._optimiser.lr
             self._optimiser.lr = (
                 lr.fill_(jobs[0].schedule.lr) if isinstance(lr, Tensor) else jobs[0].schedule.lr
@@ -78,6 +77,7 @@ class Program:
                 guide.copy_(current)
             for name, anchors in self._stack_anchors(jobs).items():
                 self._anchors[name].copy_(anchors)
+        self._optimiser.load([job.optimiser_state or {} for job in jobs])
         # Orders come from the CPU on every device. On a CPU a site's masks follow its orders in one stream, as in the
         # one-by-one loop.
         on_cpu = jobs[0].device.type == "cpu"
@@ -85,13 +85,16 @@ class Program:
         self._masks = (
             self._orders if on_cpu else [torch.Generator(job.device).manual_seed(job.seed) for job in jobs]
         )
+        self._augmenting = [
+            job.augmentation.generator(job.seed) for job in jobs if job.augmentation is not None
+        ]
         self._epochs: list[Tensor] = []
 
     def run_epochs(self) -> None:
         """Take all steps; a GPU may still be computing them afterwards."""
         for _ in range(self._job.epochs):
             self._sums.zero_()
-            steps = self._feed.epoch(self._orders, self._pad)
+            steps = self._feed.epoch(self._orders, self._pad, self._augmenting)
             for (sites, rows), alike in groupby(steps, lambda step: (step.sites, len(step.inputs))):
                 with self._standing_still(range(len(sites), rows)):
                     for step in alike:
@@ -108,6 +111,10 @@ class Program:
         for losses in zip(*epochs, strict=True):
             check_finite(losses, self._jobs[0].schedule.lr)
         self._stack.unload()
+        if any(job.optimiser_state is not None for job in self._jobs):
+            for job, state in zip(self._jobs, self._optimiser.states(), strict=True):
+                if job.optimiser_state is not None:
+                    job.optimiser_state.update(state)
         return epochs[-1]
 
     def _take(self, step: Step) -> None:

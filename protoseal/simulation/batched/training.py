@@ -125,8 +125,6 @@ def _kind(job: Job, number: int) -> object:
     """Return a key that is equal for jobs that can be stacked; other jobs get a unique key."""
     if not isinstance(job.source, TensorSource) or job.dp_sgd is not None:
         return number
-    if job.augmentation is not None or job.optimiser_state is not None:
-        return number
     try:
         architecture = signature(job.model)
     except CannotStack:
@@ -141,6 +139,7 @@ def _kind(job: Job, number: int) -> object:
         job.trains,
         job.device,
         job.proximal,
+        job.augmentation,
         type(job.guide),
         tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors),
     )

@@ -133,7 +133,7 @@ def test_dropout_from_another_sites_stream_is_noticed(monkeypatch: pytest.Monkey
 
 def test_order_from_another_sites_stream_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     epoch = Feed.epoch
-    monkeypatch.setattr(Feed, "epoch", lambda feed, generators, pad: epoch(feed, generators[::-1], pad))
+    monkeypatch.setattr(Feed, "epoch", lambda feed, orders, *others: epoch(feed, orders[::-1], *others))
     with pytest.raises(AssertionError):
         assert_alike(jobs_of(model_of()))
 
