@@ -23,6 +23,7 @@ os.fsync = fsync
 LONGEST = (
     "tests/e2e/test_arrival_times.py",
     "tests/states/test_walk.py",
+    "tests/protoseal/simulation/test_ray_runs.py",
     "tests/protoseal/audit/test_weakenings.py",
     "tests/e2e/test_killed_in_each_phase.py",
     "tests/e2e/test_restarts.py",

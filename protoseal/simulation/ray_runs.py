@@ -124,7 +124,7 @@ def start_ray_runs(
             claims[config.out] = stack.enter_context(ExitStack())
             folders.append(claims[config.out].enter_context(claim_folder(config, fresh=fresh)))
         stack.enter_context(_connect(ray, address))
-        runs = RayRuns(ray, _choose_resources(ray, configs, cpus, gpus), claims, on_end)
+        runs = RayRuns(ray, choose_resources(ray, configs, cpus, gpus), claims, on_end)
         for config, folder in zip(configs, folders, strict=True):
             runs.submit(config, folder)
         yield runs
@@ -146,18 +146,13 @@ class RayRuns:
         self._on_end = on_end
         self._threads = torch.get_num_threads()
         variables = {"OMP_NUM_THREADS": str(self._threads)}
-        if not resources.gpus:
-            variables["CUDA_VISIBLE_DEVICES"] = (
-                ""  # or `device = "auto"` would take a GPU that others were given
-            )
-        options = {
-            "num_cpus": resources.cpus,
-            "num_gpus": resources.gpus,
-            "max_retries": MAX_RETRIES,
-            "runtime_env": {"env_vars": variables},
-        }
-        self._run = ray.remote(_run).options(**options)
-        self._divide = ray.remote(_divide).options(num_returns=2, **options)
+        without_gpu = {**variables, "CUDA_VISIBLE_DEVICES": ""}  # or `device = "auto"` would take one unasked
+        options = {"num_cpus": resources.cpus, "max_retries": MAX_RETRIES}
+        self._divide = ray.remote(num_returns=2, runtime_env={"env_vars": without_gpu}, **options)(_divide)
+        # With a GPU, a process ends with its run, which frees the GPU's memory for others.
+        options |= {"num_gpus": resources.gpus, "max_calls": 1 if resources.gpus else 0}
+        variables = variables if resources.gpus else without_gpu
+        self._run = ray.remote(runtime_env={"env_vars": variables}, **options)(_run)
         self._divisions: dict[str, tuple[Any, Any]] = {}
         self._pending: dict[Any, EndedTask] = {}
         self._failures: dict[Path, list[str]] = {}
@@ -280,8 +275,11 @@ def _run(task: TaskConfig, seed: int, method: str, divided: DividedData | str, t
 def _import_ray(address: str) -> Any:
     # Ray reads these variables when it is imported.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if address == LOCAL:  # else Ray would keep a token in the home folder, for all later clusters
+    if address == LOCAL:
+        # Without a token here Ray keeps one in the home folder, for all later clusters.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        # Ray listens on all interfaces, unless it believes that machines cannot form clusters.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     try:
         return import_module("ray")
     except ModuleNotFoundError as error:
@@ -295,8 +293,7 @@ def _connect(ray: Any, address: str) -> Iterator[None]:
         options: dict[str, Any] = {}
         if address == LOCAL:
             folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
-            options = {"_node_ip_address": "127.0.0.1", "_temp_dir": stack.enter_context(folder)}
-            options["include_dashboard"] = False
+            options = {"_temp_dir": stack.enter_context(folder), "include_dashboard": False}
         try:
             ray.init(address, logging_level="warning", **options)
         except ConnectionError as error:
@@ -308,7 +305,7 @@ def _connect(ray: Any, address: str) -> Iterator[None]:
         yield
 
 
-def _choose_resources(
+def choose_resources(
     ray: Any, configs: Sequence[SimulationConfig], cpus: float | None, gpus: float | None
 ) -> RunResources:
     """Return what a run takes; raise ``UserError`` if no machine has as much."""
