@@ -89,12 +89,17 @@ class Round(NamedTuple):
 
 @dataclass
 class Cell:
-    """Work of one number of sites, and each contestant's turns: counted rounds, or the seconds after which it ended."""
+    """Work of one number of sites, and what each contestant did.
+
+    ``turns`` have the rounds that count, ``stopped`` the limit that ended a run, and ``distances`` how far final
+    weights are from the plain loop's.
+    """
 
     name: str
     work: Workload
     turns: dict[str, list[list[Round]]] = field(default_factory=dict)
     stopped: dict[str, float] = field(default_factory=dict)
+    distances: dict[str, float] = field(default_factory=dict)
 
     def cases(self, method: str) -> Iterator[Case]:
         """Yield a case for each contestant, with the plain loop as the baseline."""
@@ -103,6 +108,7 @@ class Cell:
         for name in {**self.turns, **self.stopped}:
             turns = self.turns.get(name, [])
             what = {"case": name, **facts, "stopped_after": self.stopped.get(name)}
+            what["distance"] = self.distances.get(name)
             rounds = [each for turn in turns for each in turn]
             trained = [each.train / each.spent.wall for each in rounds if each.train is not None]
             what["training_share"] = statistics.median(trained) if trained else None
@@ -216,8 +222,8 @@ local_epochs = 1
 """
 
 
-def run_contestant(contestant: Contestant, work: Work, weights: Path, limit: float) -> list[Round] | None:
-    """Run all rounds and return those that count, or None after ``limit`` seconds, which stop it.
+def run_contestant(contestant: Contestant, work: Work, weights: Path, limit: float) -> list[Round]:
+    """Run all rounds and return those that count: fewer if ``limit`` seconds stop the run, which then has no weights.
 
     Raises :class:`UserError` with the last line of its log if it fails.
     """
@@ -251,7 +257,7 @@ def run_contestant(contestant: Contestant, work: Work, weights: Path, limit: flo
         finally:
             timer.cancel()
     if stopped.is_set():
-        return None
+        return rounds
     if process.returncode or len(rounds) != work.rounds - 1:
         last = log.read_text(encoding="utf-8").strip().splitlines()[-1:] or ["it said nothing"]
         raise UserError(f"{contestant.name} failed: {last[0]}")
@@ -351,10 +357,10 @@ def contestants(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Plan: ``rounds`` of each contestant in a turn, the first uncounted, and at most ``turns`` turns in ``minutes``.
+    """Plan: ``rounds`` of each contestant in a turn, the first uncounted, and at most ``turns`` turns.
 
-    A run that takes more than ``limit`` seconds is stopped and has no further turns. Methods other than FedAvg are
-    protoseal's alone, so that nothing is compared.
+    Turns after the first are those that fit in ``minutes``. A run that takes more than ``limit`` seconds is stopped and
+    has no further turns. Methods other than FedAvg are protoseal's alone, so that nothing is compared.
     """
 
     contestants: Sequence[Contestant]
@@ -366,14 +372,16 @@ class Comparison:
 
     def measure(self, cells: Sequence[Cell]) -> Iterator[Cell]:
         """Yield a cell after each of its turns; raise :class:`UserError` at the end for contestants that failed."""
-        begin, failures = time.monotonic(), list[str]()
+        end, failures = time.monotonic() + 60 * self.minutes, list[str]()
+        seconds = [0.0 for _ in cells]
         for turn in range(self.turns):
-            for cell in cells:
-                spent = time.monotonic() - begin
-                if turn and spent > 60 * self.minutes:
-                    break
+            for number, cell in enumerate(cells):
+                begin = time.monotonic()
+                if turn and begin + seconds[number] > end:
+                    continue
                 with tempfile.TemporaryDirectory(prefix="protoseal-frameworks-") as folder:
                     failures += self._play(cell, Path(folder))
+                seconds[number] = time.monotonic() - begin
                 yield cell
         if failures:
             raise UserError("; ".join(dict.fromkeys(failures)))
@@ -384,20 +392,20 @@ class Comparison:
         for number, contestant in enumerate(self.contestants):
             if contestant.name in cell.stopped or (self.method != FEDAVG and not contestant.is_protoseal):
                 continue
-            weights = folder / f"contestant-{number}.npz"
+            weights, plain = folder / f"contestant-{number}.npz", folder / "contestant-0.npz"
             try:
                 rounds = run_contestant(contestant, work, weights, self.limit)
-                if rounds is None:
+                if len(rounds) < self.rounds - 1:
                     cell.stopped[contestant.name] = self.limit
-                    continue
-                if self.method == FEDAVG and number:
-                    check_weights(
-                        contestant.name, weights, folder / "contestant-0.npz", work, cell.work.steps
-                    )
+                elif number and plain.exists():
+                    distance = check_weights(contestant.name, weights, plain, work, cell.work.steps)
+                    cell.distances[contestant.name] = distance
             except UserError as error:
+                click.echo(str(error), err=True)
                 yield str(error)
                 continue
-            cell.turns.setdefault(contestant.name, []).append(rounds)
+            if rounds:
+                cell.turns.setdefault(contestant.name, []).append(rounds)
 
 
 def markdown(cases: Sequence[Case]) -> str:
@@ -476,7 +484,7 @@ PYTHON = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.FloatRange(min=0),
     default=12.0,
     show_default=True,
-    help="Minutes after which no further turn begins.",
+    help="Minutes in which turns after the first end.",
 )
 @click.option(
     "--limit",

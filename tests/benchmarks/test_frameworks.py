@@ -19,6 +19,7 @@ from benchmarks.contestants import plain_loop
 from benchmarks.contestants.work import Work
 from benchmarks.frameworks import (
     PLAIN,
+    ROUNDING,
     WORKS,
     Cell,
     Contestant,
@@ -52,6 +53,7 @@ def test_frameworks_protoseal_does_the_work_of_the_plain_loop(tmp_path: Path) ->
     assert (plain["case"], plain["ratio"]) == (PLAIN, None)
     assert (ours["case"], ours["sites"], ours["repeats"]) == ("protoseal", SITES, ROUNDS - 1)
     assert 0 < ours["training_share"] < 1
+    assert 0 < ours["distance"] < ROUNDING
     assert ours["peak_rss_bytes"] > 2**24
     assert f"| tiny | {SITES} sites, s |" in done.stdout
 
@@ -111,13 +113,12 @@ def test_run_contestant_counts_rounds_after_the_first(tmp_path: Path) -> None:
     rounds = run_contestant(
         script("print('a banner')\n" + tell), write_tiny(tmp_path), tmp_path / "w.npz", 60.0
     )
-    assert rounds is not None
     assert [each.train for each in rounds] == [0.25]
 
 
 def test_run_contestant_beyond_the_limit_is_stopped(tmp_path: Path) -> None:
     work = write_tiny(tmp_path)
-    assert run_contestant(script("import time; time.sleep(600)"), work, tmp_path / "w.npz", 0.2) is None
+    assert run_contestant(script("import time; time.sleep(600)"), work, tmp_path / "w.npz", 0.2) == []
 
 
 def test_run_contestant_failure_is_named(tmp_path: Path) -> None:
