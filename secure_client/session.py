@@ -203,6 +203,7 @@ class Session:
             raise Violation(f"{key.phase.name} of round {key.round} does not decode: {error}") from error
 
     def _answer_step(self, key: PhaseKey, request: bytes) -> bytes:
+        self._journal.forget_contents(key.round)
         trained = self._learner.values.last
         released = None if trained is None else trained.released
         check_released(self._agreement, released)
@@ -224,8 +225,9 @@ class Session:
 
     def _answer_presence(self, key: PhaseKey, request: bytes) -> bytes:
         start = codec.decode_round_start(request, self._limits, result_shape(self._agreement))
-        # Every attempt brings vectors of the model's length, so that repeated attempts would fill the disk.
-        self._journal.forget_contents(key.round)
+        # Every attempt brings vectors of the model's length, so that repeated attempts would fill the disk. The last
+        # round's stay until this round's take their place in the file, so that the place is written once.
+        self._journal.forget_contents(key.round - 1)
         self._journal.forget_attempts(key)
         self._exchange.start(key, start)
         # Before training, which may be paid for: a request that is refused after a payment could be repeated until the

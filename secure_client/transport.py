@@ -5,7 +5,6 @@ The site connects to the coordinator; nothing listens here.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import secrets
 import time
@@ -18,6 +17,7 @@ from grpc import StatusCode
 from crypto.pki import Credentials, TrustAnchor
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError, OtherProtocol
+from protoseal_wire.content_hash import content_hash
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     CheckReply,
@@ -157,7 +157,7 @@ class GrpcTransport:
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
         """Upload an answer. The call is idempotent: the coordinator accepts the same bytes again."""
-        header = UploadHeader(key, len(content), hashlib.sha256(content).digest())
+        header = UploadHeader(key, len(content), content_hash(content))
 
         def frames() -> Iterator[pb.UploadFrame]:
             yield codec.encode_upload_header(header)

@@ -8,7 +8,6 @@ file replaces it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 import time
@@ -20,7 +19,14 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from protoseal_files.durable_files import lock_file, make_state_folder
-from protoseal_files.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
+from protoseal_files.sqlite import (
+    DatabaseOwner,
+    closed_on_error,
+    make_private,
+    prepare_for_large_values,
+    transaction,
+)
+from protoseal_wire.content_hash import content_hash
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, StoreInUse, StoreOfOtherRun, WrongPhase, WrongStore
 from secure_server.rounds.state import State
@@ -97,6 +103,8 @@ class Store(DatabaseOwner):
         self._run = run
         self._record = record
         self._clock = clock
+        # The content that was read last, by its hash: the sites of a group ask for it one after the other.
+        self._last_read = (b"", b"")
 
     @classmethod
     def open(
@@ -176,12 +184,14 @@ class Store(DatabaseOwner):
         This deletes results and sums, except each site's latest, which later rounds may need. Unless the store records,
         this deletes contents of uploads too.
         """
+        self._last_read = (b"", b"")
         with self._transaction():
             self._db.execute(_DELETE_RESULTS, (before_round,))
             self._db.execute("DELETE FROM contents WHERE sha256 NOT IN (SELECT sha256 FROM results)")
             if not self._record:
                 self._db.execute(
-                    "UPDATE uploads SET content = NULL WHERE round < ? AND phase NOT IN (?, ?)",
+                    "UPDATE uploads SET content = NULL WHERE round < ? AND phase NOT IN (?, ?) "
+                    "AND content IS NOT NULL",
                     (before_round, int(Phase.ROSTER), int(Phase.SECRET)),
                 )
 
@@ -210,8 +220,12 @@ class Store(DatabaseOwner):
 
     def content(self, sha256: bytes) -> bytes | None:
         """Return a result by its SHA-256; None if there is none, or it is pruned."""
-        row = self._db.execute("SELECT content FROM contents WHERE sha256 = ?", (sha256,)).fetchone()
-        return None if row is None else row[0]
+        if sha256 != self._last_read[0]:
+            row = self._db.execute("SELECT content FROM contents WHERE sha256 = ?", (sha256,)).fetchone()
+            if row is None:
+                return None
+            self._last_read = (sha256, row[0])
+        return self._last_read[1]
 
     def latest_result(self, sites: Iterable[str], before_round: int) -> ResultReference | None:
         """Return the last result that any of ``sites`` was given before a round; None before the first."""
@@ -275,7 +289,7 @@ class Store(DatabaseOwner):
         self._db.execute("INSERT INTO statements VALUES (?, ?, ?)", (site, content, self._clock()))
 
     def _put_upload(self, key: PhaseKey, site: str, content: bytes) -> None:
-        digest = hashlib.sha256(content).digest()
+        digest = content_hash(content)
         stored = self.upload_hash(key, site)
         if stored is not None:
             check_same(f"{site}'s answer to {key.phase.name} of round {key.round}", stored, digest)
@@ -286,11 +300,13 @@ class Store(DatabaseOwner):
         )
 
     def _put_result(self, key: PhaseKey, site: str, content: bytes) -> None:
-        stored, digest = self._result_hash(key, site), hashlib.sha256(content).digest()
+        stored, digest = self._result_hash(key, site), content_hash(content)
         if stored is not None:
             check_same(f"the result for {site} in round {key.round}", stored, digest)
             return
-        self._db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (digest, content))
+        # Asked first: SQLite copies a value of megabytes before it finds that the value is there.
+        if self._db.execute("SELECT 1 FROM contents WHERE sha256 = ?", (digest,)).fetchone() is None:
+            self._db.execute("INSERT INTO contents VALUES (?, ?)", (digest, content))
         self._db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?)", (*_step(key), site, digest))
 
     def _result_hash(self, key: PhaseKey, site: str) -> bytes | None:
@@ -344,6 +360,7 @@ def _open_database(path: Path, identity: tuple[int, str, bytes], durable: bool) 
 
 
 def _prepare(database: sqlite3.Connection, identity: tuple[int, str, bytes], durable: bool) -> None:
+    prepare_for_large_values(database)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
     if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):

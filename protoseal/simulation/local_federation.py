@@ -8,7 +8,6 @@ every site's data and keys, so a simulation answers questions about accuracy and
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import shutil
 import tempfile
@@ -35,6 +34,7 @@ from crypto.protection import Pool
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SitePool, SiteTesting, SiteTraining
+from protoseal_wire.content_hash import content_hash
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     DownloadRequest,
@@ -112,7 +112,7 @@ class DirectTransport:
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
         """Upload an answer with the header of a network transport."""
-        header = UploadHeader(key, len(content), hashlib.sha256(content).digest())
+        header = UploadHeader(key, len(content), content_hash(content))
         self._coordinator.check_upload(self._site, header)
         # Counted after the coordinator has accepted the header, as bytes of a network would be.
         self._on_payload(key, len(content), True)

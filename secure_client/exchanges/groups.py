@@ -10,7 +10,6 @@ different groups, their masks do not cancel.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from abc import abstractmethod
@@ -24,6 +23,7 @@ from crypto.pairwise.attempt import threshold
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.class_presence import check_keys_given
+from protoseal_wire.content_hash import content_hash
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, RoundStart
 from secure_client.errors import Violation
 from secure_client.exchanges.exchange import ExchangeParts, PresenceBase, ResultSummary, SiteExchange
@@ -135,7 +135,7 @@ class RoundStartCheck:
             )
 
     def _check_hash(self, catch_up: Payload, base: bytes) -> None:
-        if hashlib.sha256(codec.encode_payload(catch_up)).digest() != base:
+        if content_hash(codec.encode_payload(catch_up)) != base:
             raise Violation("the result to catch up with has another hash than the round's base")
 
 
@@ -173,7 +173,7 @@ class GroupMembers:
 
     def participant_count(self, key: PhaseKey) -> int:
         """Return the number of participants known to this site; a site that dropped out early counts only itself."""
-        if self._journal.request(PhaseKey(key.run, key.round, key.attempt, self._first_step)) is None:
+        if not self._journal.has_answered(PhaseKey(key.run, key.round, key.attempt, self._first_step)):
             return 1
         return len(self._participants.accepted_list(key, self._first_step).statements)
 
@@ -279,7 +279,7 @@ class GroupExchange(SiteExchange):
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Take the base that the group's members train from next."""
         payload = codec.decode_payload(request, self._limits, result_shape(self._agreement))
-        classes = self.take_result(key, hashlib.sha256(request).digest(), payload)
+        classes = self.take_result(key, content_hash(request), payload)
         # The attempt is over: its secrets could open its uploads later.
         self._masks.forget(key)
         return ResultSummary(self._members.participant_count(key), classes)

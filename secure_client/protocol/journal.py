@@ -20,7 +20,6 @@ log. The limits:
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,14 @@ from pathlib import Path
 
 from crypto.keys import StorageKey, encode
 from protoseal_files.durable_files import make_state_folder
-from protoseal_files.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
+from protoseal_files.sqlite import (
+    DatabaseOwner,
+    closed_on_error,
+    make_private,
+    prepare_for_large_values,
+    transaction,
+)
+from protoseal_wire.content_hash import content_hash
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import ConflictingRequest, FilesOfOtherRun, StateError, Violation
 
@@ -84,6 +90,7 @@ class Journal(DatabaseOwner):
 
     def _prepare(self, path: Path, identity: tuple[int, str, bytes, str]) -> None:
         try:
+            prepare_for_large_values(self._db)
             # The lock is exclusive: a second process with the same identity could give a second answer.
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -142,34 +149,42 @@ class Journal(DatabaseOwner):
         Raises :class:`ConflictingRequest` if another request was answered, :class:`Violation` if the answer is too old
         to be stored.
         """
-        row = self._row(key)
+        row = self._read(key, "request_hash", "answer")
         if row is None:
             return None
         # The request first: another request is a conflict, even where the answer's content has been dropped.
-        check_same_request(key, row[0], hashlib.sha256(request).digest())
-        check_still_kept(key, row[2])
-        return bytes(row[2])
+        check_same_request(key, row[0], content_hash(request))
+        check_still_kept(key, row[1])
+        return row[1]
 
     def record(self, key: PhaseKey, request: bytes, answer: bytes) -> None:
-        """Store an answer; durable when this returns."""
+        """Store an answer; durable when this returns.
+
+        Of a result, only the hash is stored: the documents have what the site took from it.
+        """
+        stored = b"" if key.phase is Phase.RESULT else request
         self._db.execute(
-            _RECORD_ONCE,
-            (key.round, key.attempt, key.phase, hashlib.sha256(request).digest(), request, answer),
+            _RECORD_ONCE, (key.round, key.attempt, key.phase, content_hash(request), stored, answer)
         )
 
+    def has_answered(self, key: PhaseKey) -> bool:
+        """Return True if the phase was answered."""
+        return self._read(key, "phase") is not None
+
     def request(self, key: PhaseKey) -> bytes | None:
-        """Return the request that was answered under this key, or None."""
-        row = self._row(key)
-        return None if row is None else bytes(row[1])
+        """Return the request that was answered under this key, or None; empty once dropped, and for a result."""
+        row = self._read(key, "request")
+        return None if row is None else row[0]
 
     def stored_answer(self, key: PhaseKey) -> bytes | None:
-        """Return the answer that was given under this key, or None."""
-        row = self._row(key)
-        return None if row is None else bytes(row[2])
+        """Return the answer that was given under this key, or None; empty once dropped."""
+        row = self._read(key, "answer")
+        return None if row is None else row[0]
 
-    def _row(self, key: PhaseKey) -> tuple[bytes, bytes, bytes] | None:
-        row: tuple[bytes, bytes, bytes] | None = self._db.execute(
-            "SELECT request_hash, request, answer FROM answers WHERE round=? AND attempt=? AND phase=?",
+    def _read(self, key: PhaseKey, *columns: str) -> tuple[bytes, ...] | None:
+        """Return these columns of the answer to a phase, since the others may have megabytes."""
+        row: tuple[bytes, ...] | None = self._db.execute(
+            f"SELECT {', '.join(columns)} FROM answers WHERE round=? AND attempt=? AND phase=?",  # noqa: S608 (columns are the callers' above)
             (key.round, key.attempt, key.phase),
         ).fetchone()
         return row
@@ -195,7 +210,9 @@ class Journal(DatabaseOwner):
     def forget_contents(self, before_round: int) -> None:
         """Drop the contents of old rounds; the hashes stay, so that a replay is still refused."""
         self._db.execute(
-            "UPDATE answers SET request = x'', answer = x'' WHERE round > 0 AND round < ?", (before_round,)
+            "UPDATE answers SET request = x'', answer = x'' WHERE round > 0 AND round < ? "
+            "AND length(request) + length(answer) > 0",
+            (before_round,),
         )
 
     def forget_attempts(self, before: PhaseKey) -> None:

@@ -86,10 +86,10 @@ class PhaseOrder:
             before = Phase.VALUES if steps[1:] == (Phase.VALUES,) else Phase.PRESENCE
         else:
             # A result ends the attempt, also at a site that dropped out and answered none of its steps.
-            if self._journal.request(replace(key, phase=Phase.RESULT)) is not None:
+            if self._journal.has_answered(replace(key, phase=Phase.RESULT)):
                 raise Violation(f"{key.phase.name} came after the result of round {key.round}")
             if key.phase not in steps:
                 raise Violation(f"round {key.round} has no {key.phase.name} under this agreement")
             before = steps[steps.index(key.phase) - 1]
-        if self._journal.request(replace(key, phase=before)) is None:
+        if not self._journal.has_answered(replace(key, phase=before)):
             raise Violation(f"{key.phase.name} came before {before.name}")

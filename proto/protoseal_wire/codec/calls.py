@@ -10,7 +10,6 @@ binds a run.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -41,6 +40,7 @@ from protoseal_wire.codec.shapes import (
     shape,
     sole,
 )
+from protoseal_wire.content_hash import content_hash
 from protoseal_wire.messages import PROTOCOL_VERSION, Phase, PhaseKey
 from protoseal_wire.v1 import protoseal_pb2 as pb
 
@@ -283,6 +283,6 @@ class Assembly:
         content = bytes(self._content)
         if len(content) != self._size:
             raise Corrupted(f"{len(content)} of the announced {self._size} bytes arrived")
-        if hashlib.sha256(content).digest() != self._sha256:
+        if content_hash(content) != self._sha256:
             raise Corrupted("the content does not have the announced SHA-256")
         return content
