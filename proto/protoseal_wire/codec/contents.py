@@ -121,13 +121,14 @@ def _parse(content: bytes, kind: str, most: int) -> pb.Content:
 # Payload.
 
 
-def _write_payload(payload: Payload) -> pb.Payload:
-    return pb.Payload(
-        scheme=payload.scheme,
-        tensors=[encode_floats(array) for array in payload.arrays],
-        blobs=payload.blobs,
-        words=[encode_words(words) for words in payload.words],
-    )
+def _write_payload(payload: Payload) -> dict[str, Any]:
+    """Return the fields of a ``pb.Payload``: see :mod:`protoseal_wire.codec.tensors`."""
+    return {
+        "scheme": payload.scheme,
+        "tensors": [encode_floats(array) for array in payload.arrays],
+        "blobs": payload.blobs,
+        "words": [encode_words(words) for words in payload.words],
+    }
 
 
 def _read_payload(message: pb.Payload, bounds: Bounds) -> Payload:
@@ -156,7 +157,7 @@ _SCHEME = matching(
     re.compile(r"[a-z][a-z0-9-]{0,30}/[1-9][0-9]{0,2}"), "a payload's scheme is not of the form name/version"
 )
 _CIPHERTEXT = bounded("a ciphertext", sizes.BLOB_BYTES)
-_PAYLOAD = Field(_write_payload, _read_payload)
+_PAYLOAD: Field[Any, Payload] = Field(_write_payload, _read_payload)
 check_names("Payload", pb.Payload.DESCRIPTOR.fields_by_name, ("scheme", "tensors", "blobs", "words"))
 encode_payload, decode_payload = content_with_payload("payload", lambda limits: limits.payload, _PAYLOAD)
 
@@ -274,7 +275,7 @@ encode_active_list, decode_active_list = content(
 # Assignment of local prototypes to clusters.
 
 
-def _indices(label: str, end: Callable[[Limits], int]) -> Field[pb.Tensor, NDArray[np.int64]]:
+def _indices(label: str, end: Callable[[Limits], int]) -> Field[Any, NDArray[np.int64]]:
     """Return a field of one number below ``end`` for each of a site's local prototypes."""
 
     def read(tensor: pb.Tensor, bounds: Bounds) -> NDArray[np.int64]:
