@@ -112,10 +112,15 @@ def saturate(averaged: Float, agreed: AveragingSection, where: str) -> NDArray[n
 
     Changes are logged under ``where``: the sum is then not over the models as trained.
     """
-    largest = np.full(len(averaged), agreed.buffer_bound)
-    largest[: agreed.parameters] = agreed.parameter_bound
-    within = np.clip(np.nan_to_num(averaged), -largest, largest)
-    changed = int((within != averaged).sum())
+    within = np.empty(len(averaged))
+    # The same passes for all values: their time must not show whether any is beyond its bound.
+    for part, bound in (
+        (slice(agreed.parameters), agreed.parameter_bound),
+        (slice(agreed.parameters, None), agreed.buffer_bound),
+    ):
+        np.clip(averaged[part], -bound, bound, out=within[part])
+    np.copyto(within, 0.0, where=np.isnan(within))
+    changed = int(np.count_nonzero(within != averaged))
     if changed:
         _log.warning(
             "%s: %d numbers of the averaged model were beyond parameter_bound = %g, or as buffers beyond %g, and were"
@@ -125,7 +130,7 @@ def saturate(averaged: Float, agreed: AveragingSection, where: str) -> NDArray[n
             agreed.parameter_bound,
             agreed.buffer_bound,
         )
-    return np.asarray(within, dtype=np.float64)
+    return within
 
 
 def model_weight(counts: NDArray[np.int64], most_samples: int) -> int:

@@ -71,8 +71,9 @@ class AveragedPart:
 
     def vector(self) -> NDArray[np.float64]:
         """Return a copy, float64 (p + q,). Exact for parameters of at most 64 bits."""
-        parts = [tensor.detach().cpu().double().flatten() for tensor in self._tensors()]
-        return torch.cat(parts).numpy() if parts else np.empty(0)
+        parts = [tensor.detach().flatten() for tensor in self._tensors()]
+        # Joined in the model's own precision: one transfer from its device, and one conversion.
+        return torch.cat(parts).cpu().double().numpy() if parts else np.empty(0)
 
     def load(self, vector: Float) -> None:
         """Set the part to a finite vector (p + q,), rounded to the model's own precision.
@@ -92,12 +93,13 @@ class AveragedPart:
             raise ModelError("the averaged part has numbers that are not finite")
         if not tensors:
             return
-        ends = np.cumsum([tensor.numel() for tensor in tensors], dtype=np.int64)
-        parts = [torch.tensor(part) for part in np.split(np.asarray(vector, dtype=np.float64), ends[:-1])]
+        sizes = [tensor.numel() for tensor in tensors]
         rounded = []
-        for part, tensor in zip(parts, tensors, strict=True):
+        for part, tensor in zip(
+            torch.tensor(vector, dtype=torch.float64).split_with_sizes(sizes), tensors, strict=True
+        ):
             largest = torch.finfo(tensor.dtype).max
-            rounded.append(part.clamp(-largest, largest).to(tensor.dtype).reshape(tensor.shape))
+            rounded.append(part.clamp_(-largest, largest).to(tensor.dtype).reshape(tensor.shape))
         # A negative variance would make NaN of the features. The error that follows could show the coordinator, who
         # chooses the vector, on which side of 0 a hidden mean lies.
         names = [*self._parameters, *self._buffers]

@@ -327,7 +327,7 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         """Return a copy of the parameters and buffers of all of this site's models, on the CPU."""
-        return {name: value.detach().cpu().clone() for name, value in self._models().state_dict().items()}
+        return _copy_to_cpu(self._models())
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Load a state; raise :class:`ModelError` for another model's state."""
@@ -345,7 +345,7 @@ class Learner:
 
     def predictor_state(self) -> dict[str, Tensor]:
         """Return a copy of the parameters and buffers of the model that this site predicts with, on the CPU."""
-        return {name: value.detach().cpu().clone() for name, value in self.predictor.state_dict().items()}
+        return _copy_to_cpu(self.predictor)
 
     @property
     def predictor(self) -> PrototypeModel:
@@ -433,6 +433,10 @@ class Learner:
                 "batch normalisation cannot train on single samples; use a batch size of 2 or more"
                 " and as many samples, or a model with nn.GroupNorm"
             )
+
+
+def _copy_to_cpu(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
 
 
 def read_labels(source: BatchSource, classes: int, ranges: InputRanges | None = None) -> Tensor:

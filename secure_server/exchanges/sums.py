@@ -64,7 +64,7 @@ class PlainSumHalf(SinglePhaseExchange):
             _check_rows(rows, cohort.held_by(site), self._agreement.norm_bound)
         weight = float(vector[-1]) if layout.weighted else 1.0
         check_weight(weight, self._agreement.averaging.most_samples)
-        check_model(model / weight, self._agreement.averaging)
+        check_model(model / weight if layout.weighted else model, self._agreement.averaging)
 
     def outcome(self, attempt: Attempt) -> Outcome:
         """Return the result of its group for each participant."""
@@ -101,9 +101,9 @@ def check_weight(weight: float, most: int) -> None:
 
 def check_model(model: Vector, agreed: AveragingSection) -> None:
     """Raise :class:`MalformedError` for a model (p + q,) that exceeds the range of masked sums."""
-    parts = np.split(np.abs(model), [agreed.parameters])
+    parts = np.split(model, [agreed.parameters])
     for part, bound in zip(parts, (agreed.parameter_bound, agreed.buffer_bound), strict=True):
-        if part.max(initial=0.0) > bound * (1.0 + NORM_SLACK):
+        if max(part.max(initial=0.0), -part.min(initial=0.0)) > bound * (1.0 + NORM_SLACK):
             raise MalformedError(f"a value of the averaged model exceeds its agreed bound of {bound:g}")
 
 
