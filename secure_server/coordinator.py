@@ -276,7 +276,8 @@ class Coordinator:
         after = machine.step(self._rules, self._state, event, now)
         before = self._state
         # Membership checks a joining site during its call; its statement is not stored yet.
-        lapsed = self._members.find_lapsed((set(after.members) & before.joined) - set(before.members))
+        joining = (set(after.members) & before.joined) - set(before.members)
+        lapsed = self._members.find_lapsed(joining) if joining else frozenset()
         if not lapsed:
             return after
         _log.warning(

@@ -178,7 +178,8 @@ class SitePool:
     @property
     def completed(self) -> int:
         """Last round that every site has reported; 0 before the first."""
-        return min(max(reports, default=0) for reports in self._reports.values())
+        # A site's rounds are in ascending order, and every turn of every site asks.
+        return min(next(reversed(reports), 0) for reports in self._reports.values())
 
     @property
     def best_round(self) -> int | None:
