@@ -29,8 +29,8 @@ PACKAGES = (
     "secure_server",
 )
 """Packages that are installed."""
-CODE_LINES = 41_240
-SETTINGS = 203
+CODE_LINES = 41_340
+SETTINGS = 205
 """Ceilings: what there was when they were set, and 1 % more."""
 _NO_CODE = {
     tokenize.COMMENT,

@@ -100,6 +100,10 @@ def _parse_seeds(_: click.Context, __: click.Parameter, value: str | None) -> tu
     help="Train sites as one batched program: auto (where it pays), always or never.  [default: auto]",
 )
 @click.option(
+    "--precision",
+    help="Precision of products in training: float32, tf32 (NVIDIA's, 10 bits) or bf16 (7 bits).  [default: float32]",
+)
+@click.option(
     "--evaluate-every",
     type=int,
     help="Number of rounds between tests; the last round is always tested.  [default: 1]",

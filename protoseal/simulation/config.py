@@ -77,6 +77,8 @@ class SimulationConfig(RunSettings):
     """Models of the sites, in turn, for methods that average none."""
     batched: Literal["auto", "always", "never"] = "auto"
     """Train all sites in one batch."""
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    """Precision of convolutions and products in training."""
     evaluate_every: Count = 1
     """Test after every so many rounds, and after the last."""
     per_class: bool = False
@@ -147,6 +149,14 @@ class SimulationConfig(RunSettings):
     def _check_protection_serves_methods(self) -> Self:
         for method in self.methods:
             self.check_served(method)
+        return self
+
+    @model_validator(mode="after")
+    def _check_precision_is_of_batches(self) -> Self:
+        if self.precision == "bf16" and self.batched == "never":
+            raise ValueError(
+                'precision = "bf16" is for sites that train in one batch: leave batched out, or precision'
+            )
         return self
 
     @model_validator(mode="after")

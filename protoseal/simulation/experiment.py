@@ -19,6 +19,7 @@ from crypto.protection import Pool
 from protoseal.reports.result_files import RunResult, write_result
 from protoseal.reports.run_results import over_seeds, run_result
 from protoseal.reports.split_report import write_split
+from protoseal.simulation.batched.precision import Precision, allow_tf32
 from protoseal.simulation.batched.training import Batching
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.local_controls import LocalControl, run_control
@@ -183,6 +184,7 @@ class Scene:
         return SiteTraining(
             device=config.device,
             batching=Batching(config.batched),
+            precision=Precision(config.precision),
             models=config.models,
             pretrained=config.pretrained,
             accept_dark_or_constant_inputs=config.accept_dark_or_constant_inputs,
@@ -268,7 +270,8 @@ class SeedRuns:
 
     def run_method(self, method: Method) -> SavedRun:
         """Run a method, or resume its run, and write its record; results are published by :meth:`run`."""
-        run = self._run_or_resume(method)
+        with allow_tf32(Precision(self._config.precision)):
+            run = self._run_or_resume(method)
         run.write(self._folder.record(self._seed, method))
         self._folder.drop_state(self._seed, method)
         return run

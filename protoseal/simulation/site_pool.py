@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 
 from agreement import Agreement, Method
 from protoseal.reports.run_results import mean
-from protoseal.simulation.batched.training import Batching, run_together
+from protoseal.simulation.batched.precision import Precision
+from protoseal.simulation.batched.training import Batching, KeptPrograms, run_together
 from protoseal.simulation.run_log import RunLog
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.learner_factory import build_learner, warn_of_fedavg
@@ -30,7 +31,7 @@ _log = logging.getLogger("protoseal.simulation")
 
 @dataclass(frozen=True)
 class SiteTraining:
-    """Settings of the sites' training: device, batching, and models.
+    """Settings of the sites' training: device, batching, precision, and models.
 
     With ``models``, the site at position i in the order of names has the i-th model (cyclically) instead of the
     agreement's; ``pretrained`` then applies to sites with the agreement's model. The sites' logs keep ``class_names``.
@@ -38,6 +39,7 @@ class SiteTraining:
 
     device: str = "cpu"
     batching: Batching = Batching.NEVER
+    precision: Precision = Precision.FLOAT32
     models: tuple[str, ...] = ()
     pretrained: Path | None = None
     accept_dark_or_constant_inputs: bool = False
@@ -128,6 +130,7 @@ class SitePool:
             for name in sorted(learners)
         }
         self._means: dict[int, float] = {}
+        self._programs = KeptPrograms()
 
     # During the run
 
@@ -252,7 +255,9 @@ class SitePool:
         self, waiting: Sequence[CheckpointedLearner], round_number: int
     ) -> Sequence[Losses | None]:
         for stage in zip(*(learner.jobs(round_number) for learner in waiting), strict=True):
-            losses = run_together(stage, self._training.batching)
+            losses = run_together(
+                stage, self._training.batching, precision=self._training.precision, programs=self._programs
+            )
         return losses
 
     def _store(self, name: str, figures: SiteRound) -> SiteRound:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,22 +17,28 @@ StepFunction = Callable[[Sequence[int], Tensor, Tensor, tuple[int, ...]], None]
 """Step of some sites, with inputs and labels, and the number of samples that count at each site."""
 
 
-def capture(function: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that computes on the GPU what ``function`` does with the tensors that it uses now."""
+def capture(function: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Return a graph that computes on the GPU what ``function`` does with the tensors that it uses now.
+
+    Its intermediate results take memory of ``pool``, which must not be used by a graph that runs at the same time.
+    """
+    # Libraries keep working memory for each stream, so that a stream's own graphs alone may share it.
+    stream = torch.cuda.current_stream()
+    captured_in = None if stream == torch.cuda.default_stream() else stream
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool, stream=captured_in):
         function()
-    return graph.replay
+    return graph
 
 
 @dataclass
 class _Graphed:
     """A step of one shape: its count so far, and once captured its inputs and its graph."""
 
+    inputs: Tensor
+    labels: Tensor
     taken: int = 0
-    inputs: Tensor | None = None
-    labels: Tensor | None = None
-    replay: Callable[[], None] | None = None
+    graph: torch.cuda.CUDAGraph | None = None
 
 
 class GraphedSteps:
@@ -43,31 +50,32 @@ class GraphedSteps:
 
     def __init__(self, step: StepFunction) -> None:
         self._step = step
-        self._graphs: dict[object, _Graphed] = {}
+        self._steps: dict[object, _Graphed] = {}
+        self._pool: Any = None
         self._fails = False
 
     def __call__(
         self, sites: Sequence[int], inputs: Tensor, labels: Tensor, lengths: tuple[int, ...]
     ) -> None:
         """Take a step."""
-        graph = self._graphs.setdefault((sites, lengths, inputs.shape), _Graphed())
-        graph.taken += 1
-        if graph.replay is None and (self._fails or graph.taken <= WARM_STEPS):
+        step = self._steps.setdefault((sites, lengths, inputs.shape), _Graphed(inputs, labels))
+        step.taken += 1
+        if step.graph is None and (self._fails or step.taken <= WARM_STEPS):
             self._step(sites, inputs, labels, lengths)
-            return
-        if graph.replay is None or graph.inputs is None or graph.labels is None:
-            graph.inputs, graph.labels = inputs.clone(), labels.clone()
-            at_rest = graph.inputs, graph.labels
+        elif step.graph is None:
+            step.inputs, step.labels = inputs.clone(), labels.clone()
             try:
-                graph.replay = capture(lambda: self._step(sites, *at_rest, lengths))
+                step.graph = capture(lambda: self._step(sites, step.inputs, step.labels, lengths), self._pool)
             except RuntimeError as error:
                 _log.warning(
                     "steps are taken without CUDA graphs, since one could not be captured: %s", error
                 )
                 self._fails = True
                 self._step(sites, inputs, labels, lengths)
-                return
+            else:
+                self._pool = step.graph.pool()
+                step.graph.replay()
         else:
-            graph.inputs.copy_(inputs)
-            graph.labels.copy_(labels)
-        graph.replay()
+            step.inputs.copy_(inputs)
+            step.labels.copy_(labels)
+            step.graph.replay()

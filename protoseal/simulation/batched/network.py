@@ -187,7 +187,7 @@ class Stack:
 
     def load(self, models: Sequence[PrototypeModel]) -> None:
         """Copy the values of these models, which :meth:`unload` will change."""
-        self._models = models
+        self._models: Sequence[PrototypeModel] = models
         self._bound = FlatModels.find(models)
         loaded: dict[str, Tensor] = {}
         if self._bound is None:
@@ -212,11 +212,12 @@ class Stack:
                 tensors = [self.values[name].view(len(rows), -1) for name in places]
                 if tensors:
                     bound.index_copy_(0, rows, torch.cat(tensors, dim=1))
-            return
-        with torch.no_grad():
-            for site, model in enumerate(self._models):
-                for name, value in model.state_dict().items():
-                    value.copy_(self.values[name][site])
+        else:
+            with torch.no_grad():
+                for site, model in enumerate(self._models):
+                    for name, value in model.state_dict().items():
+                        value.copy_(self.values[name][site])
+        self._models, self._bound = (), None
 
 
 def _rows(value: Tensor, sites: Sequence[int]) -> Tensor:

@@ -46,7 +46,8 @@ class Program:
             raise CannotStack("training by DP-SGD")
         if not isinstance(first.source, TensorSource):
             raise CannotStack("data that are read on demand")
-        self._job = first
+        self._objective, self._proximal, self._epochs = first.objective, first.proximal, first.epochs
+        self._guide_kind, self._device = cast("Any", type(first.guide)), first.device
         self._stack = Stack([job.model for job in jobs], precision)
         values = self._stack.values
         self._trained = self._stack.trainable & set(trained_parameters(first.model, first.trains))
@@ -57,17 +58,17 @@ class Program:
         self._anchors = self._stack_anchors(jobs)
         self._sums = torch.zeros(len(jobs), 3, device=first.device)
         self._grouped: dict[object, list[_Group]] = {}
-        self._jobs = jobs
-        self._feed = Feed(jobs)
+        self._stacked: Sequence[Job] | None = jobs
         # A graph would not draw from the sites' own generators.
         self._graphs = GraphedSteps(self._step) if graphed and not self._stack.is_random else None
         if self._graphs is not None:
             self._optimiser.lr = torch.tensor(first.schedule.lr, device=first.device)
 
     def start(self, jobs: Sequence[Job]) -> None:
-        """Prepare the training of these jobs, of the kind and the data of the jobs at construction."""
-        if jobs is not self._jobs:
-            self._jobs = jobs
+        """Prepare the training of these jobs, of the kind and the number of the jobs at construction."""
+        self._jobs, self._feed = jobs, Feed(jobs)
+        stacked, self._stacked = self._stacked, None
+        if jobs is not stacked:
             self._stack.load([job.model for job in jobs])
             lr = self._optimiser.lr
             self._optimiser.lr = (
@@ -88,25 +89,25 @@ class Program:
         self._augmenting = [
             job.augmentation.generator(job.seed) for job in jobs if job.augmentation is not None
         ]
-        self._epochs: list[Tensor] = []
+        self._losses: list[Tensor] = []
 
     def run_epochs(self) -> None:
         """Take all steps; a GPU may still be computing them afterwards."""
-        for _ in range(self._job.epochs):
+        for _ in range(self._epochs):
             self._sums.zero_()
             steps = self._feed.epoch(self._orders, self._pad, self._augmenting)
             for (sites, rows), alike in groupby(steps, lambda step: (step.sites, len(step.inputs))):
                 with self._standing_still(range(len(sites), rows)):
                     for step in alike:
                         self._take(step)
-            self._epochs.append(self._sums.clone())
+            self._losses.append(self._sums.clone())
 
     def finish(self) -> list[Losses]:
         """Wait for the steps, change the models, and return the losses of the last epoch.
 
         Raises :class:`secure_client.errors.TrainingError`, without a change, when a loss is not finite.
         """
-        means = torch.stack(self._epochs).cpu() / torch.tensor(self._feed.batches).view(1, -1, 1)
+        means = torch.stack(self._losses).cpu() / torch.tensor(self._feed.batches).view(1, -1, 1)
         epochs = [[Losses(*row) for row in epoch] for epoch in means.tolist()]
         for losses in zip(*epochs, strict=True):
             check_finite(losses, self._jobs[0].schedule.lr)
@@ -115,7 +116,14 @@ class Program:
             for job, state in zip(self._jobs, self._optimiser.states(), strict=True):
                 if job.optimiser_state is not None:
                     job.optimiser_state.update(state)
+        del self._feed, self._jobs  # a program that is kept holds no data and no models
         return epochs[-1]
+
+    @property
+    def bytes(self) -> int:
+        """Size of parameters, gradients and the optimiser's state, which the program keeps from round to round."""
+        values = sum(value.numel() * value.element_size() for value in self._stack.values.values())
+        return 2 * values + sum(state.numel() * state.element_size() for state in self._optimiser.tensors())
 
     def _take(self, step: Step) -> None:
         more = len(step.inputs) - len(step.sites)
@@ -123,9 +131,9 @@ class Program:
             step = Step(
                 range(len(step.inputs)), step.inputs, step.labels, (*step.lengths, *step.lengths[:1] * more)
             )
-        (self._step if self._graphs is None else self._graphs)(
-            step.sites, step.inputs, step.labels, step.lengths
-        )
+        # A step of other sites than neighbours copies their numbers, and those copies to new places.
+        takes = self._graphs if self._graphs is not None and isinstance(step.sites, range) else self._step
+        takes(step.sites, step.inputs, step.labels, step.lengths)
 
     def _step(self, sites: Sequence[int], inputs: Tensor, labels: Tensor, lengths: tuple[int, ...]) -> None:
         """Take one step of some sites: change their values, their optimiser's state and their sums of losses."""
@@ -144,24 +152,23 @@ class Program:
         reached = {
             name: gradient for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None
         }
-        if self._job.proximal:  # the gradient of μ/2·‖w − anchor‖²
+        if self._proximal:  # the gradient of μ/2·‖w − anchor‖²
             chosen = _index(sites)
             for name, gradient in reached.items():
                 moved = leaves[name].detach() - self._anchors[name][chosen]
-                reached[name] = gradient.add(moved, alpha=self._job.proximal)
+                reached[name] = gradient.add(moved, alpha=self._proximal)
         self._optimiser.step(reached, sites)
         self._stack.keep_statistics()
 
     def _terms(self, outputs: Outputs, labels: Tensor, group: _Group) -> Terms:
         """Return the terms of the sites of a group, (S″,) each."""
-        kind = type(self._job.guide)
         given = [group.choose(output) for output in outputs if output is not None]
         guides = [guide.index_select(0, group.sites) for guide in self._guides]
 
         def site_terms(parts: list[Tensor], labels: Tensor, guide: list[Tensor]) -> tuple[Tensor, ...]:
             rest = iter(parts)
             site = Outputs(*(None if output is None else next(rest) for output in outputs))  # type: ignore[arg-type]
-            return tuple(self._job.objective(site, labels, cast("Any", kind)(*guide) if guide else None))
+            return tuple(self._objective(site, labels, self._guide_kind(*guide) if guide else None))
 
         return Terms(*torch.vmap(site_terms, in_dims=0)(given, group.choose(labels), guides))
 
@@ -169,7 +176,7 @@ class Program:
         """Return the sites with equally many samples, for which the objective is one computation."""
         groups = self._grouped.get((sites, lengths))
         if groups is None:
-            device = self._job.device
+            device = self._device
             groups = []
             for length in sorted(set(lengths)):
                 places = [place for place, other in enumerate(lengths) if other == length]
@@ -185,8 +192,8 @@ class Program:
 
     def _pad(self, sites: int) -> int:
         """Return the number of sites for which a graph is captured that serves so many."""
-        width = -(-len(self._jobs) // BUCKETS)
-        return sites if self._graphs is None else min(len(self._jobs), -(-sites // width) * width)
+        width = -(-len(self._sums) // BUCKETS)
+        return sites if self._graphs is None else min(len(self._sums), -(-sites // width) * width)
 
     @contextmanager
     def _standing_still(self, sites: range) -> Iterator[None]:

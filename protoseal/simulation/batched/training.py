@@ -1,8 +1,7 @@
 """Several sites' training of one architecture as one batched program, with the one-by-one loop's results.
 
-Sites train independently, so steps of different sites may have any order: in each epoch first the full batches, one of
-each site at a time, then the sites' short last batches. See :mod:`protoseal.simulation.batched.network` for the
-network.
+Small networks are stacked on every device. On a CUDA device larger ones train side by side in streams, and steps are
+replayed as graphs. See :mod:`protoseal.simulation.batched.program` for a program.
 
 The number of sites in a program affects the rounding of its sums. A run that was killed in a round and then trains only
 the remaining sites therefore gives the same results up to rounding; training one by one gives them bit for bit.
@@ -10,16 +9,20 @@ the remaining sites therefore gives the same results up to rounding; training on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 
 import torch
 
 from protoseal.simulation.batched.feed import batches_of_job
 from protoseal.simulation.batched.flat_models import CannotStack
 from protoseal.simulation.batched.network import signature
+from protoseal.simulation.batched.precision import Precision, allow_tf32
 from protoseal.simulation.batched.program import Program, guide_tensors
 from secure_client.training.batches import TensorSource
 from secure_client.training.job import Job, Losses
@@ -28,7 +31,13 @@ from secure_client.training.loop import run_job
 CACHE_BYTES, MOST_ON_CPU = 2**25, 10
 """Limits on a CPU: numbers of parameters, gradients and momentum of sites that train together, and of these sites."""
 GPU_BYTES = 2**33
-"""Limit on a GPU: number of parameters, gradients and momentum of sites that train together."""
+"""Limit on other devices than CPUs and CUDA's, which have half of their memory: the same numbers."""
+ALONE_ON_GPU, STREAMS = 2_000_000, 4
+"""Number of parameters from which on each site has a program of its own on a CUDA device, and streams of programs.
+
+Smaller networks leave the device idle unless they are stacked. Grouped convolutions of larger ones are slower than the
+sites' own convolutions side by side (docs/adr/0011).
+"""
 
 
 class Batching(StrEnum):
@@ -39,43 +48,88 @@ class Batching(StrEnum):
     NEVER = "never"
 
 
+class KeptPrograms:
+    """Programs on a CUDA device that later rounds use again, since graphs take time to capture.
+
+    The ones used last are kept, while all their numbers fit half of the device's memory.
+    """
+
+    def __init__(self) -> None:
+        self._programs: dict[object, Program] = {}
+        self._streams: list[torch.cuda.Stream] = []
+
+    def program(self, key: object, jobs: Sequence[Job], precision: Precision) -> Program:
+        """Return the program of this key, or a new one of the jobs; raise :class:`CannotStack` for these."""
+        program = self._programs.pop(key, None) or Program(jobs, precision=precision.dtype, graphed=True)
+        self._programs[key] = program  # now the last one
+        most = _memory(jobs[0].device)
+        while len(self._programs) > 1 and sum(kept.bytes for kept in self._programs.values()) > most:
+            self._programs.pop(next(iter(self._programs)))
+        return program
+
+    def streams(self, device: torch.device) -> list[torch.cuda.Stream]:
+        """Return the streams in which several programs run side by side, the same ones at each call."""
+        self._streams = self._streams or [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+        return self._streams
+
+
 def run_together(
-    jobs: Sequence[Job], batching: Batching = Batching.AUTO, *, at_once: int | None = None
+    jobs: Sequence[Job],
+    batching: Batching = Batching.AUTO,
+    *,
+    at_once: int | None = None,
+    precision: Precision = Precision.FLOAT32,
+    programs: KeptPrograms | None = None,
 ) -> list[Losses]:
     """Train each job's model in place, as :func:`secure_client.training.loop.run_job` would; give its losses in order.
 
     The jobs are of different models, such as different sites' first stages of one round. Those with the same
     architecture, schedule, stage, loss, device and kind of guide train as one program, at most ``at_once`` of them, and
-    on a CPU as many programs side by side as torch has threads, each with one thread. The others train one by one:
-    models with dropout or with layers that :mod:`protoseal.simulation.batched.network` does not support, data that are
-    not a pair of tensors, and training by DP-SGD. Results are equal up to the order of sums in floating point.
+    on a CPU as many programs side by side as torch has threads, each with one thread. On a CUDA device ``programs``
+    keeps programs and their graphs for the next call. The others train one by one: models with layers that
+    :mod:`protoseal.simulation.batched.network` does not support, data that are not a pair of tensors, and training by
+    DP-SGD. Results are equal up to the order of sums in floating point, and to ``precision``, which DP-SGD ignores.
 
     Raises :class:`secure_client.errors.TrainingError` when a loss is not finite, ``ValueError`` when two jobs have one
     model. After an error some models are unchanged and others are trained.
     """
     if len({id(job.model) for job in jobs}) < len(jobs):
         raise ValueError("two jobs of one model cannot run together: run one after the other")
-    if batching is Batching.NEVER:
-        return [run_job(job) for job in jobs]
-    losses: dict[int, Losses] = {}
-    groups = [(group, [jobs[number] for number in group]) for group in _groups(jobs, batching, at_once)]
-    losses_by_group = _side_by_side([group_jobs for _, group_jobs in groups])
-    for (numbers, group_jobs), stacked in zip(groups, losses_by_group, strict=True):
-        losses.update(zip(numbers, stacked or [run_job(job) for job in group_jobs], strict=True))
+    with allow_tf32(precision):
+        if batching is Batching.NEVER:
+            return [_run_alone(job, precision) for job in jobs]
+        losses: dict[int, Losses] = {}
+        groups = list(_groups(jobs, batching, at_once))
+        group_jobs = [[jobs[number] for number in group] for group in groups]
+        if all(job.device.type == "cuda" for job in jobs):
+            trained = run_in_streams(group_jobs, precision, programs or KeptPrograms())
+        else:
+            trained = _run_side_by_side(group_jobs, precision)
+        for group, members, stacked in zip(groups, group_jobs, trained, strict=True):
+            losses.update(zip(group, stacked or [_run_alone(job, precision) for job in members], strict=True))
     return [losses[number] for number in range(len(jobs))]
+
+
+def _run_alone(job: Job, precision: Precision) -> Losses:
+    lower = precision.dtype is not None and job.dp_sgd is None
+    with torch.autocast(job.device.type, precision.dtype, enabled=lower):
+        return run_job(job)
 
 
 def sites_at_once(job: Job, batching: Batching = Batching.AUTO) -> int:
     """Return the number of sites that train as one program.
 
-    On a GPU the memory limits the number. On a CPU a step is faster only while the data that the optimiser reads and
+    On a GPU the memory limits the number, and on a CUDA device networks of :data:`ALONE_ON_GPU` parameters or more
+    train one by one, each as a graph. On a CPU a step is faster only while the data that the optimiser reads and
     writes stay in the cache, so networks of about 1.4 million parameters or more train one by one there
     (docs/adr/0011); ``always`` takes two of these at a time.
     """
     parameters = sum(value.numel() * value.element_size() for value in job.model.parameters())
     with_gradient_and_momentum = 3 * max(1, parameters)
+    if job.device.type == "cuda" and sum(value.numel() for value in job.model.parameters()) >= ALONE_ON_GPU:
+        return 1
     if job.device.type != "cpu":
-        return max(1, GPU_BYTES // with_gradient_and_momentum)
+        return max(1, _memory(job.device) // with_gradient_and_momentum)
     fitting = min(MOST_ON_CPU, CACHE_BYTES // with_gradient_and_momentum)
     return max(2 if batching is Batching.ALWAYS else 1, fitting)
 
@@ -84,7 +138,8 @@ def _groups(jobs: Sequence[Job], batching: Batching, at_once: int | None) -> Ite
     """Yield the jobs' numbers, those that train as one program in one list."""
     alike: dict[object, list[int]] = {}
     for number, job in enumerate(jobs):
-        alike.setdefault(_kind(job, number), []).append(number)
+        kind = _kind(job)
+        alike.setdefault(number if kind is None else kind, []).append(number)
     for numbers in alike.values():
         first = jobs[numbers[0]]
         limit = at_once or sites_at_once(first, batching)
@@ -98,37 +153,76 @@ def _threads(job: Job) -> int:
     return torch.get_num_threads() if job.device.type == "cpu" else 1
 
 
-def _side_by_side(groups: Sequence[list[Job]]) -> list[list[Losses] | None]:
+def _memory(device: torch.device) -> int:
+    """Return the number of bytes of a GPU's memory that programs may take."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.mem_get_info(device)[1] // 2
+    return GPU_BYTES
+
+
+def run_in_streams(
+    groups: Sequence[list[Job]], precision: Precision, kept: KeptPrograms
+) -> list[list[Losses] | None]:
+    """Return each group's losses; None for a group that must train one by one."""
+    device = groups[0][0].device
+    here = torch.cuda.current_stream(device)
+    streams = kept.streams(device) if len(groups) > 1 else [here]
+    for stream in streams:
+        stream.wait_stream(here)
+    running: list[Program | None] = []
+    numbers: Counter[object] = Counter()
+    for jobs in groups:
+        # Rounds may differ in their learning rate.
+        kind = _kind(replace(jobs[0], schedule=replace(jobs[0].schedule, lr=0.0)))
+        key = kind, len(jobs), precision, len(groups) > 1
+        number = numbers[key]
+        numbers[key] += 1
+        try:
+            # A program keeps to one stream, in which its graphs, which share memory, are replayed in turn.
+            with torch.cuda.stream(streams[number % len(streams)]):
+                program = kept.program((key, number), jobs, precision)
+                program.start(jobs)
+                program.run_epochs()
+        except CannotStack:  # raised before or in the first step, which changes only copies
+            running.append(None)
+        else:
+            running.append(program)
+    for stream in streams:
+        here.wait_stream(stream)
+    return [None if program is None else program.finish() for program in running]
+
+
+def _run_side_by_side(groups: Sequence[list[Job]], precision: Precision) -> list[list[Losses] | None]:
     """Return each group's losses; None for a group that must train one by one, which uses torch's generator."""
     # Small matrices gain nothing from several threads each, so that programs take one thread each, side by side.
     threads = min([len(groups), *(_threads(jobs[0]) for jobs in groups)], default=1)
     if threads < 2:
-        return [_as_one(jobs) if len(jobs) > 1 else None for jobs in groups]
+        return [_as_one(jobs, precision) if len(jobs) > 1 else None for jobs in groups]
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(_as_one, groups))
+            return list(pool.map(partial(_as_one, precision=precision), groups))
     finally:
         torch.set_num_threads(before)  # the setting also applies to threads that start later
 
 
-def _as_one(jobs: list[Job]) -> list[Losses] | None:
+def _as_one(jobs: list[Job], precision: Precision) -> list[Losses] | None:
     with suppress(CannotStack):  # raised before or in the first step, which changes only copies
-        program = Program(jobs)
+        program = Program(jobs, precision=precision.dtype)
         program.start(jobs)
         program.run_epochs()
         return program.finish()
     return None
 
 
-def _kind(job: Job, number: int) -> object:
-    """Return a key that is equal for jobs that can be stacked; other jobs get a unique key."""
+def _kind(job: Job) -> object:
+    """Return a key that is equal for jobs that can be stacked; None for a job that cannot be."""
     if not isinstance(job.source, TensorSource) or job.dp_sgd is not None:
-        return number
+        return None
     try:
         architecture = signature(job.model)
     except CannotStack:
-        return number
+        return None
     inputs, labels = job.source.tensors
     tensors = [inputs[0], labels[0], *guide_tensors(job.guide)]
     return (

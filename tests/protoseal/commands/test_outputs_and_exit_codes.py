@@ -205,6 +205,7 @@ def test_simulate_on_a_terminal_shows_a_bar_of_all_rounds(
         (["--early-stopping", 2], "add val=0.1"),
         (["--batched", "sometimes"], "'auto', 'always' or 'never'"),
         (["--protection", "rotation"], "unknown protection 'rotation'"),
+        (["--precision", "bf16", "--batched", "never"], "leave batched out"),
         (["--seeds", "0,x"], "'x' is not a number"),
         (["--seeds", "4-1"], "has no seed"),
         (["--device", "cuda:99"], "use one of them, or auto"),

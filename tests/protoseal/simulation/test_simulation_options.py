@@ -78,9 +78,9 @@ def test_simulate_batched_always_trains_in_one_batch(tmp_path: Path, monkeypatch
     """Each round's stage is one call with the jobs of all four sites; when told never to, there is none."""
     calls: list[int] = []
 
-    def counted(jobs: Any, batching: Any) -> Any:
+    def counted(jobs: Any, *arguments: Any, **settings: Any) -> Any:
         calls.append(len(jobs))
-        return run_together(jobs, batching)
+        return run_together(jobs, *arguments, **settings)
 
     monkeypatch.setattr(site_pool, "run_together", counted)
     simulate(config_for(tmp_path / "never", method="fedrep", compare=("local",), rounds=2))

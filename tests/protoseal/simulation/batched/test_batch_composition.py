@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from protoseal.simulation.batched import training
 from protoseal.simulation.batched.flat_models import CannotStack
 from protoseal.simulation.batched.network import Stack, signature
+from protoseal.simulation.batched.precision import Precision
 from protoseal.simulation.batched.training import Batching, run_together, sites_at_once
 from secure_client.errors import TrainingError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel
@@ -126,9 +127,9 @@ def test_side_by_side_in_threads(
     settings: list[tuple[str, int]] = []
     stacked = training._as_one
 
-    def noted(jobs: list[Job]) -> list[Losses] | None:
+    def noted(jobs: list[Job], precision: Precision) -> list[Losses] | None:
         settings.append((threading.current_thread().name, torch.get_num_threads()))
-        return stacked(jobs)
+        return stacked(jobs, precision)
 
     monkeypatch.setattr(training, "_as_one", noted)
     assert_alike(jobs_of(model_of()), at_once=at_once)
@@ -154,7 +155,9 @@ def test_sites_at_once_falls_with_size() -> None:
     assert sites_at_once(small) == training.MOST_ON_CPU
     assert sites_at_once(large) == 1
     assert sites_at_once(large, Batching.ALWAYS) == 2
-    assert sites_at_once(replace(large, device=torch.device("cuda"))) > 10
+    assert sites_at_once(replace(small, device=torch.device("cuda"))) > 100
+    assert sites_at_once(replace(large, device=torch.device("cuda"))) == 1  # as a graph, beside others
+    assert sites_at_once(replace(large, device=torch.device("mps"))) > 10
 
 
 def test_signatures_differ_by_settings_and_shapes() -> None:

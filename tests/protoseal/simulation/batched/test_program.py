@@ -5,20 +5,26 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from agreement import Norm
-from protoseal.simulation.batched import graphs, network, program
+from protoseal.simulation.batched import graphs, network, program, training
 from protoseal.simulation.batched.feed import Feed, batches_of_job
 from protoseal.simulation.batched.layers import Draws, StackedDropout
 from protoseal.simulation.batched.network import Stack
+from protoseal.simulation.batched.precision import Precision, allow_tf32
 from protoseal.simulation.batched.program import Program
+from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, compute_outputs
+from secure_client.training.batches import TensorSource
 from secure_client.training.job import Job
+from secure_client.training.loop import run_job
 from tests.secure_client.jobs import (
     ADAM,
     CLASSES,
@@ -26,6 +32,7 @@ from tests.secure_client.jobs import (
     SCHEDULE,
     SIDE,
     assert_alike,
+    assert_close,
     copies,
     jobs_of,
     model_of,
@@ -59,6 +66,16 @@ def normalised_model() -> PrototypeModel:
         nn.Linear(4 * (SIDE - 2) ** 2, DIM),
     ]
     return SplitModel(nn.Sequential(*layers), nn.Linear(DIM, CLASSES)).double()
+
+
+def with_circular_padding(job: Job) -> Job:
+    """Return the job with a network that cannot be stacked."""
+    layers = [
+        nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"),
+        nn.Flatten(),
+        nn.Linear(4 * SIDE**2, DIM),
+    ]
+    return replace(job, model=SplitModel(nn.Sequential(*layers), nn.Linear(DIM, CLASSES)).double())
 
 
 # Joined channels: one grouped convolution sums in another order than S convolutions, so that results agree in float64
@@ -189,6 +206,19 @@ def test_last_batches_of_equal_length_share_a_step_with_batch_statistics() -> No
 # Steps as graphs, replayed by a stand-in for the GPU that calls the function itself
 
 
+class StandIn:
+    """Graph of a function that is called again."""
+
+    captured = 0
+
+    def __init__(self, function: Callable[[], None], _: object) -> None:
+        self.replay = function
+        StandIn.captured += 1
+
+    def pool(self) -> None:
+        """Return no memory."""
+
+
 def run_plainly(jobs: list[Job]) -> None:
     plain = Program(jobs)
     plain.start(jobs)
@@ -203,7 +233,6 @@ def run_graphed(jobs: list[Job], rounds: int = 1) -> list[dict[str, Tensor]]:
     for _ in range(rounds):
         for job, state in zip(jobs, begun, strict=True):
             job.model.load_state_dict(state)
-        jobs = list(jobs)
         trained.start(jobs)
         trained.run_epochs()
         trained.finish()
@@ -220,13 +249,8 @@ EXACT = replace(SCHEDULE, lr=0.0625, local_epochs=4)
 def test_replayed_steps_train_as_others(
     buckets: int, schedule: object, normalised: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    captured: list[Callable[[], None]] = []
-
-    def stand_in(function: Callable[[], None]) -> Callable[[], None]:
-        captured.append(function)
-        return function
-
-    monkeypatch.setattr(graphs, "capture", stand_in)
+    monkeypatch.setattr(graphs, "capture", StandIn)
+    monkeypatch.setattr(StandIn, "captured", 0)
     monkeypatch.setattr(program, "BUCKETS", buckets)
     model = normalised_model() if normalised else model_of()
     jobs = jobs_of(model, schedule=schedule, proximal=0.1)  # type: ignore[arg-type]
@@ -234,13 +258,13 @@ def test_replayed_steps_train_as_others(
     others = copies(jobs)
     run_plainly(others)
     torch.testing.assert_close(run_graphed(jobs, rounds=2), states(others), rtol=1e-9, atol=1e-9)
-    assert captured
+    assert StandIn.captured > 0
 
 
 def test_steps_that_cannot_be_captured_are_taken_one_by_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("no graph here")
 
     monkeypatch.setattr(graphs, "capture", fail)
@@ -250,3 +274,75 @@ def test_steps_that_cannot_be_captured_are_taken_one_by_one(
     with caplog.at_level(logging.WARNING, "protoseal.simulation"):
         torch.testing.assert_close(run_graphed(jobs), states(others), rtol=1e-12, atol=1e-12)
     assert len(caplog.records) == 1
+
+
+class Lane:
+    """Stand-in for a CUDA stream."""
+
+    def wait_stream(self, other: object) -> None:
+        """Wait for nothing."""
+
+
+def test_programs_in_streams_train_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "capture", StandIn)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Lane())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: Lane())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    kept = training.KeptPrograms()
+    for lr in (0.0625, 0.03125):  # a later round has another learning rate, and other models
+        jobs = sorted(jobs_of(model_of(), schedule=replace(EXACT, lr=lr)), key=batches_of_job, reverse=True)
+        circular = with_circular_padding(jobs[0])
+        others = copies(jobs)
+        groups = [jobs[:1], jobs[1:3], [circular], jobs[3:4]]
+        losses = training.run_in_streams(groups, Precision.FLOAT32, kept)
+        expected = [run_job(job) for job in others[:4]]
+        assert losses[2] is None
+        assert_close([loss for group in losses for loss in group or ()], expected, 1e-9)
+        torch.testing.assert_close(states(jobs[:4]), states(others[:4]), rtol=1e-9, atol=1e-9)
+
+
+def test_kept_programs_leave_when_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = jobs_of(model_of())
+    kept = training.KeptPrograms()
+    first = kept.program("first", jobs[:1], Precision.FLOAT32)
+    assert kept.program("first", jobs[:1], Precision.FLOAT32) is first
+    monkeypatch.setattr(training, "GPU_BYTES", first.bytes)
+    second = kept.program("second", jobs[:1], Precision.FLOAT32)
+    assert kept.program("second", jobs[:1], Precision.FLOAT32) is second
+    assert kept.program("first", jobs[:1], Precision.FLOAT32) is not first
+
+
+# Precision
+
+
+@pytest.mark.parametrize("batching", Batching)
+def test_bf16_training_is_near_float32(batching: Batching) -> None:
+    """A step changes weights by lr times the gradient, whose relative error is some 2⁻⁸ for each of the layers."""
+    schedule = replace(SCHEDULE, batch_size=8, local_epochs=1)
+    exact = [
+        replace(job, model=job.model.float(), guide=None) for job in jobs_of(model_of(), schedule=schedule)
+    ]
+    exact = [replace(job, source=single(job)) for job in exact if len(job.source) <= 8]
+    lower, begun = copies(exact), states(exact)
+    run_together(exact, batching)
+    run_together(lower, batching, precision=Precision.BF16)
+    for ours, theirs, before in zip(states(lower), states(exact), begun, strict=True):
+        moved = torch.cat([(theirs[name] - before[name]).flatten() for name in before])
+        apart = torch.cat([(ours[name] - theirs[name]).flatten() for name in before])
+        assert 0.0 < apart.norm() < 0.05 * moved.norm()
+        assert ours["classifier.weight"].dtype == torch.float32
+
+
+def single(job: Job) -> TensorSource:
+    """Return the job's records in float32."""
+    inputs, labels = job.source.tensors  # type: ignore[attr-defined]
+    return TensorSource(TensorDataset(inputs.float(), labels), job.device)
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_precision_of_a_gpu_is_restored_after_training(precision: Precision) -> None:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    with allow_tf32(precision):
+        assert {matmul.allow_tf32, cudnn.allow_tf32} == {precision is not Precision.FLOAT32}
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == before
