@@ -27,12 +27,15 @@ class Targets:
 
     @classmethod
     def of(cls, rows: Float, present: Bool) -> Targets:
-        """Convert to float32 on the CPU; raise ``ValueError`` for shapes that do not fit or a target not finite."""
+        """Convert to torch's default type on the CPU.
+
+        Raises ``ValueError`` for shapes that do not fit or a target not finite.
+        """
         if rows.ndim != 2 or present.shape != rows.shape[:1] or present.dtype != np.bool_:
             raise ValueError(f"rows {rows.shape} and present {present.shape} do not fit together")
         if not np.isfinite(rows[present]).all():
             raise ValueError("a target is not finite")
-        return cls(torch.tensor(rows, dtype=torch.float32), torch.tensor(present))
+        return cls(torch.tensor(rows, dtype=torch.get_default_dtype()), torch.tensor(present))
 
     def to(self, device: torch.device) -> Targets:
         """Return the same targets on ``device``."""
@@ -52,7 +55,7 @@ class Clusters:
 
     @classmethod
     def of(cls, rows: Float, labels: NDArray[np.int64], weights: Float) -> Clusters:
-        """Convert to float32 on the CPU.
+        """Convert to torch's default type on the CPU.
 
         Raises ``ValueError`` for shapes that do not fit, rows or weights that are not finite, or negative labels or
         weights.
@@ -64,9 +67,9 @@ class Clusters:
         if (labels < 0).any() or (weights < 0).any():
             raise ValueError("labels and weights of clusters must not be negative")
         return cls(
-            torch.tensor(rows, dtype=torch.float32),
+            torch.tensor(rows, dtype=torch.get_default_dtype()),
             torch.tensor(labels, dtype=torch.int64),
-            torch.tensor(weights, dtype=torch.float32),
+            torch.tensor(weights, dtype=torch.get_default_dtype()),
         )
 
     def to(self, device: torch.device) -> Clusters:

@@ -43,7 +43,7 @@ from protoseal.demo_folders import FEDERATION, SITES, clear, prepare, site_folde
 from protoseal.reports.result_files import RunResult, SiteFigures, write_result
 from protoseal.reports.run_results import run_result
 from protoseal.reports.tables import percent
-from protoseal.simulation.local_controls import run_control
+from protoseal.simulation.tensors.federation import run_control
 from protoseal.splits import SiteArrays, shots
 from secure_client.data.npz import write_npz
 from secure_client.data.published import DIGIT_NAMES, make_digit_domains

@@ -23,8 +23,8 @@ from agreement import ConfigError, Method
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import EndedRun, Watcher, load_scene, simulate
-from protoseal.simulation.local_controls import run_control
 from protoseal.simulation.site_pool import SiteTesting
+from protoseal.simulation.tensors.federation import run_control
 from secure_client.data import SiteData
 from secure_client.data.preprocess import to_dataset
 from secure_client.data.samples import Indices, join_samples

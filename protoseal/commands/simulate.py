@@ -96,6 +96,11 @@ def _parse_seeds(_: click.Context, __: click.Parameter, value: str | None) -> tu
     "--device", help="Device of training: auto (a GPU if there is one), cpu, cuda:N or mps.  [default: auto]"
 )
 @click.option(
+    "--engine",
+    help="Engine: tensors computes all sites together in the clear, sessions runs the sites and the coordinator of a"
+    " deployment; auto takes tensors under plain without [privacy].  [default: auto]",
+)
+@click.option(
     "--batched",
     help="Train sites as one batched program: auto (where it pays), always or never.  [default: auto]",
 )
@@ -182,10 +187,11 @@ def simulate(
     gpus_per_run: float | None,
     **flags: object,
 ) -> None:
-    """Run a federation in this process, with the code of a deployment but without sockets.
+    """Run a federation in this process, without sockets.
 
     An interrupted simulation resumes when the same command is started again; finished runs are not repeated. The result
-    is the same as without the interruption: bit for bit on a CPU with --batched never, else up to rounding.
+    is the same as without the interruption: bit for bit on a CPU with --engine tensors or --batched never, else up to
+    rounding.
     """
     from protoseal.commands.simulation_progress import RayLines, Reports, show_progress
     from protoseal.reports.report import write_report

@@ -75,6 +75,9 @@ class SimulationConfig(RunSettings):
     """Device of training: `auto`, `cpu`, `cuda:N` or `mps`."""
     models: tuple[ModelSpec, ...] = ()
     """Models of the sites, in turn, for methods that average none."""
+    engine: Literal["auto", "tensors", "sessions"] = "auto"
+    """Simulate with tensors, or with the sessions and the coordinator of a deployment; `auto`: tensors where they
+    serve, under `plain` without `[privacy]`."""
     batched: Literal["auto", "always", "never"] = "auto"
     """Train all sites in one batch."""
     precision: Literal["float32", "tf32", "bf16"] = "float32"
@@ -178,6 +181,15 @@ class SimulationConfig(RunSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_tensors_serve(self) -> Self:
+        if self.engine == "tensors" and self._needs_sessions:
+            raise ValueError(
+                f"engine = 'tensors' computes in the clear and keeps no ledger, so that it cannot simulate"
+                f" {self._needs_sessions}: choose engine = 'sessions'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_protection_serves_sites(self) -> Self:
         if not self.has_site_files:
             for method in self.methods:
@@ -209,6 +221,18 @@ class SimulationConfig(RunSettings):
     def has_site_files(self) -> bool:
         """True if the data set has a file for each site, and needs no split."""
         return self.dataset.startswith(SITES_FORM)
+
+    @property
+    def uses_tensors(self) -> bool:
+        """True if the tensor engine runs the methods; controls, which exchange nothing, it runs in any case."""
+        return self.engine != "sessions" and not self._needs_sessions
+
+    @property
+    def _needs_sessions(self) -> str:
+        """Return what the tensor engine cannot simulate in this configuration, in words; empty if nothing."""
+        if self.protection is not Protection.PLAIN:
+            return f"protection {self.protection.value!r}"
+        return "" if self.privacy is None else "[privacy]"
 
     @property
     def methods(self) -> tuple[Method, ...]:

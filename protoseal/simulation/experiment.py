@@ -22,11 +22,11 @@ from protoseal.reports.split_report import write_split
 from protoseal.simulation.batched.precision import Precision, allow_tf32
 from protoseal.simulation.batched.training import Batching
 from protoseal.simulation.config import SimulationConfig
-from protoseal.simulation.local_controls import LocalControl, run_control
 from protoseal.simulation.local_federation import LocalFederation, RunOutcome
 from protoseal.simulation.run_folder import COMPARED, RunFolder, SavedRun
 from protoseal.simulation.site_datasets import DividedData, divide
 from protoseal.simulation.site_pool import SiteTesting, SiteTraining
+from protoseal.simulation.tensors.federation import TensorFederation, run_control
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.output.site_log import SiteRound
@@ -334,40 +334,34 @@ class SeedRuns:
         self._folder.keep_agreement(self._seed, method, agreement)
         self._folder.keep_claim(self._seed, scene.divided.sha256)
         state, on_completed = self._folder.state(self._seed, method), partial(self._report_round, method)
+        settings: dict[str, Any] = {
+            "training": scene.training,
+            "testing": scene.testing,
+            "state": state,
+            "on_completed": on_completed,
+        }
         if method in CONTROLS:
-            outcome = run_control(
-                agreement,
-                method,
-                scene.data,
-                training=scene.training,
-                testing=scene.testing,
-                state=state,
-                on_completed=on_completed,
-            )
+            outcome = run_control(agreement, method, scene.data, **settings)
+            return SavedRun(method, agreement, outcome, scene.divided.sha256)
+        federation: TensorFederation | LocalFederation
+        if self._config.uses_tensors:
+            federation = TensorFederation(agreement, scene.data, method=method, **settings)
         else:
-            with LocalFederation(
+            federation = LocalFederation(
                 agreement,
                 scene.data,
                 method=method,
-                training=scene.training,
-                testing=scene.testing,
                 executor=self._executor,
                 keep_releases=self._config.keep_releases,
-                state=state,
-                on_completed=on_completed,
-            ) as federation:
-                federation.run()
-                outcome = federation.save(self._method_folder(method))
+                **settings,
+            )
+        with federation:
+            federation.run()
+            outcome = federation.save(self._method_folder(method))
         return SavedRun(method, agreement, outcome, scene.divided.sha256)
 
-    def _report_round(self, method: Method, run: LocalFederation | LocalControl, number: int) -> None:
-        reports = {
-            site: done
-            for site, log in run.outcome.sites.items()
-            for done in log.rounds
-            if done.round == number
-        }
-        self._watcher.on_completed(CompletedRound(self._seed, method, number, reports))
+    def _report_round(self, method: Method, run: LocalFederation | TensorFederation, number: int) -> None:
+        self._watcher.on_completed(CompletedRound(self._seed, method, number, run.reports(number)))
 
     def _method_folder(self, method: Method) -> Path:
         return self._out if method is self._config.method else self._out / COMPARED / method.value

@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,8 +33,16 @@ from crypto.pki import (
 )
 from crypto.protection import Pool
 from protoseal.reports.result_files import site_folder
+from protoseal.simulation.batched.training import Batching, KeptPrograms
 from protoseal.simulation.run_log import RunLog
-from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SitePool, SiteTesting, SiteTraining
+from protoseal.simulation.site_pool import (
+    EVERY_ROUND,
+    ONE_BY_ONE,
+    SitePool,
+    SiteTesting,
+    SiteTraining,
+    train_sites,
+)
 from protoseal_wire.content_hash import content_hash
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
@@ -196,6 +205,8 @@ class LocalFederation:
         self._on_round = on_round
         self._on_completed = on_completed
         self._keep_releases = keep_releases
+        self._shares: dict[int, float] = {}
+        self._programs = KeptPrograms()
         self._stack = ExitStack()
         try:
             self._state = state or Path(
@@ -278,6 +289,10 @@ class LocalFederation:
         """Rounds of the coordinator so far."""
         return self.log.rounds()
 
+    def reports(self, round_number: int) -> dict[str, SiteRound]:
+        """Return the figures of the sites that reported a round."""
+        return self.pool.reports(round_number)
+
     @property
     def outcome(self) -> RunOutcome:
         """Return the results so far."""
@@ -306,7 +321,7 @@ class LocalFederation:
         state = self.coordinator.state
         if state.stage is RoundStage.PRESENCE:
             # All sites have the last result, so they train together.
-            self.pool.train(state.round)
+            self._train(state.round)
         before = self.pool.completed
         task = site.step()
         if isinstance(task, Stopped):
@@ -315,6 +330,21 @@ class LocalFederation:
             self.pool.end_round(self.pool.completed)
             self._on_completed(self, self.pool.completed)
         return task
+
+    def _train(self, round_number: int) -> None:
+        """Train all sites that have not trained in this round as one program; do nothing if they train one by one."""
+        learners = [site.learner for site in self.sites]
+        waiting = [learner for learner in learners if not learner.is_trained_for(round_number)]
+        if self._training.batching is Batching.NEVER or round_number == 0 or not waiting:
+            return
+        start = time.perf_counter()
+        for learner in waiting:
+            learner.begin(round_number)
+        losses = train_sites(waiting, round_number, self._training, self._programs)
+        for learner, last in zip(waiting, losses, strict=True):
+            learner.finish(round_number, last)
+        # Each site's time is an equal share of the common training's time.
+        self._shares[round_number] = (time.perf_counter() - start) / len(waiting)
 
     def _open_learner(self, party: Party, position: int) -> tuple[CheckpointedLearner, Journal]:
         path = self._state / "sites" / party.name / "journal.sqlite"
@@ -333,7 +363,10 @@ class LocalFederation:
 
     def _open_site(self, party: Party, learner: CheckpointedLearner, journal: Journal) -> LocalSite:
         def tell(figures: SiteRound) -> None:
-            self._on_round(party.name, self.pool.record_round(party.name, figures))
+            share = self._shares.get(figures.round, 0.0)
+            seconds = {**figures.seconds, "train": figures.seconds["train"] + share}
+            timed = figures.model_copy(update={"seconds": seconds})
+            self._on_round(party.name, self.pool.record_round(party.name, timed))
 
         def count(key: PhaseKey, size: int, up: bool) -> None:
             self.log.put_payload(party.name, key, size, up=up)

@@ -7,6 +7,8 @@ replaces an earlier entry of that key, so an entry that is written twice after a
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -30,16 +32,27 @@ _COORDINATOR_ROUND = TypeAdapter(CoordinatorRound)
 
 
 class RunLog(DatabaseOwner):
-    """One run's log. Entries survive the end of the process, not a power cut."""
+    """One run's log. Entries survive the end of the process, and a power cut after :meth:`sync`."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file."""
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
-        # A killed process loses nothing; after a power cut a simulation can be run again.
-        self._db.execute("PRAGMA synchronous=OFF")
+        # A killed process loses nothing; a power cut loses what was written since the last call of `sync`.
+        self._db.execute("PRAGMA synchronous=NORMAL")
         for statement in _SCHEMA.split(";\n"):
             self._db.execute(statement)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Store all entries of the ``with`` block, or none after an error."""
+        with self._db:
+            self._db.execute("BEGIN")
+            yield
+
+    def sync(self) -> None:
+        """Return when all entries so far are on the disk."""
+        self._db.execute("PRAGMA wal_checkpoint(FULL)")
 
     def put_site_round(self, site: str, figures: SiteRound) -> None:
         """Store a round as a site saw it."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch.utils.data import Dataset
 
@@ -16,14 +15,15 @@ from protoseal.reports.run_results import mean
 from protoseal.simulation.batched.precision import Precision
 from protoseal.simulation.batched.training import Batching, KeptPrograms, run_together
 from protoseal.simulation.run_log import RunLog
-from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.checkpoints.learner_factory import build_learner, warn_of_fedavg
+from secure_client.checkpoints.predictor import Predictor
 from secure_client.data import SiteData
 from secure_client.error_containment import run_or_fallback
 from secure_client.errors import DataError
 from secure_client.output.site_log import SiteLog, SiteRound, loss_figures, site_round
 from secure_client.training.evaluation import Evaluation
-from secure_client.training.job import Losses
+from secure_client.training.job import Job, Losses
 from secure_client.training.learner import Learner
 
 _log = logging.getLogger("protoseal.simulation")
@@ -83,17 +83,38 @@ class SiteTesting:
 ONE_BY_ONE, EVERY_ROUND = SiteTraining(), SiteTesting()
 
 
-class SitePool:
+class PooledSite(Protocol):
+    """Site of a pool: what it exchanges and predicts with, and a copy of its state in the best round."""
+
+    values: ExchangedValues
+    predictor: Predictor
+
+    def remember(self) -> None:
+        """Keep a copy of the present state, replacing an earlier copy."""
+        ...
+
+    @property
+    def remembered(self) -> int:
+        """Trained round of the last call of :meth:`remember`; 0 without a call."""
+        ...
+
+    def go_back(self) -> None:
+        """Restore the remembered state permanently, as the end of training."""
+        ...
+
+
+SiteT = TypeVar("SiteT", bound=PooledSite)
+
+
+class SitePool(Generic[SiteT]):
     """Sites of one run of one method, by site name, with the rounds that they reported.
 
-    A killed run resumes with the learners of its journals and the rounds of its log: reported rounds are not repeated,
-    and only training that no journal has is repeated. If sites train one by one, the results are the same, bit for bit
-    on a CPU; in a batched program, the remaining sites form a smaller program, which rounds differently.
+    A killed run resumes with the rounds of its log: reported rounds are not repeated.
     """
 
     def __init__(
         self,
-        learners: Mapping[str, CheckpointedLearner],
+        sites: Mapping[str, SiteT],
         data: Mapping[str, SiteData],
         log: RunLog,
         *,
@@ -108,7 +129,7 @@ class SitePool:
         ``method`` determines the sites' inference. Raises :class:`DataError` if training may stop early and a site has
         no validation samples.
         """
-        self._learners = learners
+        self._sites = sites
         self._data = data
         self._log = log
         self._method = method
@@ -120,17 +141,15 @@ class SitePool:
             raise DataError(
                 f"early_stopping needs validation samples at {lacking[0]}: add val=0.1 to the split's options"
             )
-        self._shares: dict[int, float] = {}
         self._reports = {
             name: {
                 report.round: report
                 for report in log.site_rounds(name)
                 if until is None or report.round <= until[name]
             }
-            for name in sorted(learners)
+            for name in sorted(sites)
         }
         self._means: dict[int, float] = {}
-        self._programs = KeptPrograms()
 
     # During the run
 
@@ -138,45 +157,22 @@ class SitePool:
         """Return True if models are tested after this round."""
         return round_number % self._testing.every == 0 or round_number == self._agreement.rounds
 
-    def train(self, round_number: int) -> None:
-        """Train all sites that have not trained in this round as one program; do nothing if they train one by one.
-
-        Call this method when every site has the base of the round.
-        """
-        waiting = [learner for learner in self._learners.values() if not learner.is_trained_for(round_number)]
-        if self._training.batching is Batching.NEVER or round_number == 0 or not waiting:
-            return
-        start = time.perf_counter()
-        for learner in waiting:
-            learner.begin(round_number)
-        losses_by_learner = run_or_fallback(
-            lambda: self._train_together(waiting, round_number),
-            lambda: _train_one_by_one(waiting, round_number),
-            f"training of {len(waiting)} sites as one program",
-        )
-        for learner, losses in zip(waiting, losses_by_learner, strict=True):
-            learner.finish(round_number, losses)
-        self._shares[round_number] = (time.perf_counter() - start) / len(waiting)
-
     def record_round(self, name: str, figures: SiteRound) -> SiteRound:
         """Add the simulation's figures to a site's figures of a round, store them, and return them."""
-        learner, seconds = self._learners[name], dict(figures.seconds)
-        # Each site's time is an equal share of the common training's time.
-        seconds["train"] = seconds.get("train", 0.0) + self._shares.get(figures.round, 0.0)
-        update: dict[str, Any] = {"seconds": seconds}
-        update |= loss_figures(learner.values.require_last().losses, learner.values.label_entropy)
+        site = self._sites[name]
+        update = loss_figures(site.values.require_last().losses, site.values.label_entropy)
         validation = self._data[name].validation
         if self._testing.patience is not None and validation is not None:
-            validated = learner.predictor.evaluate_on(validation)
+            validated = site.predictor.evaluate_on(validation)
             update["accuracy_validation"] = validated.accuracy_by(self._agreement.inference)
         return self._store(name, figures.model_copy(update=update))
 
     def end_round(self, round_number: int) -> None:
         """Finish a round; call this after all sites' reports, before any site trains for the next round."""
         if self._testing.patience is not None and self.best_round == round_number:
-            for learner in self._learners.values():
-                if learner.remembered != round_number:
-                    learner.remember()
+            for site in self._sites.values():
+                if site.remembered != round_number:
+                    site.remember()
 
     @property
     def completed(self) -> int:
@@ -207,9 +203,7 @@ class SitePool:
 
     # End of the run
 
-    def run_final_tests(
-        self, save: Callable[[str, CheckpointedLearner], None] = lambda name, learner: None
-    ) -> None:
+    def run_final_tests(self, save: Callable[[str, SiteT], None] = lambda name, site: None) -> None:
         """Test the reported models for the last time, and ``save`` them.
 
         With early stopping the sites return to the best round's model first. Logs a warning on rounds in which a site's
@@ -225,13 +219,13 @@ class SitePool:
                 failed,
                 len(rounds),
             )
-        for name, learner in self._learners.items():
+        for name, site in self._sites.items():
             if self._testing.patience is not None:
-                learner.go_back()
+                site.go_back()
             last = self._reports[name].get(self.best_round or self.completed)
             if last is not None:
-                self._store(name, self._final_figures(learner, last))
-            save(name, learner)
+                self._store(name, self._final_figures(site, last))
+            save(name, site)
 
     def logs(self) -> dict[str, SiteLog]:
         """Return each site's log so far."""
@@ -249,16 +243,13 @@ class SitePool:
             for position, (name, reports) in enumerate(self._reports.items())
         }
 
-    # Helpers
+    def reports(self, round_number: int) -> dict[str, SiteRound]:
+        """Return the figures of the sites that reported a round."""
+        return {
+            name: reports[round_number] for name, reports in self._reports.items() if round_number in reports
+        }
 
-    def _train_together(
-        self, waiting: Sequence[CheckpointedLearner], round_number: int
-    ) -> Sequence[Losses | None]:
-        for stage in zip(*(learner.jobs(round_number) for learner in waiting), strict=True):
-            losses = run_together(
-                stage, self._training.batching, precision=self._training.precision, programs=self._programs
-            )
-        return losses
+    # Helpers
 
     def _store(self, name: str, figures: SiteRound) -> SiteRound:
         self._log.put_site_round(name, figures)
@@ -272,13 +263,13 @@ class SitePool:
         # A mean over fewer sites is not comparable, so that a round which one missed cannot be the best.
         return -1.0 if value is None or len(reports) < len(self._reports) else value
 
-    def _final_figures(self, learner: CheckpointedLearner, figures: SiteRound) -> SiteRound:
+    def _final_figures(self, site: SiteT, figures: SiteRound) -> SiteRound:
         update: dict[str, Any] = {}
         if self._testing.patience is not None or self._testing.per_class:
-            tested = learner.predictor.evaluate()
+            tested = site.predictor.evaluate()
             update = {} if tested is None else self._test_figures(figures, tested)
         if self._testing.overall is not None:
-            tested = learner.predictor.evaluate_on(self._testing.overall)
+            tested = site.predictor.evaluate_on(self._testing.overall)
             update |= {"accuracy_global": tested.accuracy_by(self._agreement.inference)}
             update |= {"pm_v_global": tested.pm_v, "pm_l_global": tested.pm_l}
         return figures.model_copy(update=update)
@@ -295,8 +286,48 @@ class SitePool:
         return update
 
 
-def _train_one_by_one(waiting: Sequence[CheckpointedLearner], round_number: int) -> list[Losses | None]:
+class Trainee(Protocol):
+    """Site whose round of training has begun."""
+
+    def jobs(self, round_number: int) -> list[Job]:
+        """Return the jobs of the round, to be run in this order."""
+        ...
+
+    def undo(self) -> None:
+        """Restore the model of the round's start."""
+        ...
+
+    def run(self, round_number: int) -> Losses | None:
+        """Run the round's jobs and return the losses of the last job; None without jobs or after any error."""
+        ...
+
+
+def train_sites(
+    sites: Sequence[Trainee], round_number: int, training: SiteTraining, programs: KeptPrograms
+) -> Sequence[Losses | None]:
+    """Train sites as one program; one by one under ``NEVER``, and where the program fails.
+
+    Return the losses of each site's last job, None where its training failed. ``programs`` last for all rounds.
+    """
+    if training.batching is Batching.NEVER:
+        return [site.run(round_number) for site in sites]
+    return run_or_fallback(
+        lambda: _train_together(sites, round_number, training, programs),
+        lambda: _train_one_by_one(sites, round_number),
+        f"training of {len(sites)} sites as one program",
+    )
+
+
+def _train_together(
+    sites: Sequence[Trainee], round_number: int, training: SiteTraining, programs: KeptPrograms
+) -> Sequence[Losses | None]:
+    for stage in zip(*(site.jobs(round_number) for site in sites), strict=True):
+        losses = run_together(stage, training.batching, precision=training.precision, programs=programs)
+    return losses
+
+
+def _train_one_by_one(sites: Sequence[Trainee], round_number: int) -> list[Losses | None]:
     """Train each site by itself from the start of the round, so that a diverging site affects no other."""
-    for learner in waiting:
-        learner.undo()
-    return [learner.run(round_number) for learner in waiting]
+    for site in sites:
+        site.undo()
+    return [site.run(round_number) for site in sites]

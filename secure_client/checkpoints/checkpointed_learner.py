@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -129,14 +130,10 @@ class CheckpointedLearner:
         return self._learner.jobs(round_number, self.received.guide) if round_number else []
 
     def run(self, round_number: int) -> Losses | None:
-        """Run the round's jobs and return the losses of the last job; None without jobs or after any error.
-
-        A job that fails ends none of the later ones, so that the time of training does not show the failure.
-        """
-        what = f"{self._learner.site}: training in round {round_number}"
-        jobs = run_or_fallback(lambda: self.jobs(round_number), list[Job], what)
-        losses = [run_or_fallback(partial(run_job, job), lambda: None, what) for job in jobs]
-        return losses[-1] if losses and None not in losses else None
+        """Run the round's jobs and return the losses of the last job; None without jobs or after any error."""
+        return run_jobs(
+            lambda: self.jobs(round_number), f"{self._learner.site}: training in round {round_number}"
+        )
 
     def undo(self) -> None:
         """Restore the model of the round's start."""
@@ -150,11 +147,7 @@ class CheckpointedLearner:
         if round_number and (losses is None or not self._learner.is_finite):
             losses = None
             self.undo()
-            _log.error(
-                "%s: training in round %d failed; the site takes part with the model from the start of the round",
-                self._learner.site,
-                round_number,
-            )
+            log_failed_training(self._learner.site, round_number)
         self._began_with = {}
         # The release comes first: if no release is possible, no training is stored and no exact row is created.
         values = self.values.compute(round_number, self.received.base_hash, self.received.guide)
@@ -238,3 +231,25 @@ class CheckpointedLearner:
         if self.releases is None:
             raise RuntimeError("noise was requested, but the agreement has none")
         return self.releases
+
+
+def log_failed_training(site: str, round_number: int) -> None:
+    """Log that a site's training was undone."""
+    _log.error(
+        "%s: training in round %d failed; the site takes part with the model from the start of the round",
+        site,
+        round_number,
+    )
+
+
+def run_jobs(jobs: Callable[[], list[Job]], what: str) -> Losses | None:
+    """Run a round's jobs and return the losses of the last job; None without jobs or after any error.
+
+    A job that fails ends none of the later ones, so that the time of training does not show the failure. ``what`` names
+    the training in the log.
+    """
+    losses = [
+        run_or_fallback(partial(run_job, job), lambda: None, what)
+        for job in run_or_fallback(jobs, list[Job], what)
+    ]
+    return losses[-1] if losses and None not in losses else None

@@ -128,31 +128,20 @@ def build_checkpointed_learner(
     learner: Learner,
     journal: Journal,
     releases: Releases | None = None,
-    *,
-    alone: bool = False,
 ) -> CheckpointedLearner:
     """Return the learner with its checkpoints, and with its releases where the agreement has noise.
 
-    A site ``alone``, as in a control, sends nothing and has exact prototypes under any agreement. Raises
-    :class:`BudgetError` for an agreement with noise without releases, unless the site is alone, and for more samples
-    than sums with shared noise have room for. Logs a warning where the site's model weighs less than its samples.
+    Raises :class:`BudgetError` for an agreement with noise without releases, and for more samples than sums with
+    shared noise have room for.
     """
+    warn_of_weight(agreement, learner)
     samples, most_samples = int(learner.counts.sum()), agreement.averaging.most_samples
-    # With noise, the site's weight is its noisy count, so an exact number would be misleading.
-    if agreement.method.traits.weighted and agreement.privacy is None and samples > most_samples:
-        _log.warning(
-            "%s: has %d training samples and counts as %d in every sum, most_samples of the agreement, which should "
-            "allow for them",
-            learner.site,
-            samples,
-            most_samples,
-        )
     if agreement.distributed_noise and samples > most_samples:
         raise BudgetError(
             f"this site has more training samples than the {most_samples} that sums with shared noise have room for:"
             " agree on a larger most_samples in [averaging]"
         )
-    if agreement.privacy is not None and releases is None and not alone:
+    if agreement.privacy is not None and releases is None:
         raise BudgetError(
             "the agreement has noisy prototypes, but no privacy budget was given to release them"
         )
@@ -167,6 +156,20 @@ def build_checkpointed_learner(
         noisy = NoisyPrototypes(releases, bounds, len(agreement.classes), clustered=clustered, owners=owners)
     averaging = agreement.averaging
     return CheckpointedLearner(learner, journal, bounds, averaging=averaging, noisy=noisy)
+
+
+def warn_of_weight(agreement: Agreement, learner: Learner) -> None:
+    """Log a warning where the site's model weighs less than its samples."""
+    samples, most_samples = int(learner.counts.sum()), agreement.averaging.most_samples
+    # With noise, the site's weight is its noisy count, so an exact number would be misleading.
+    if agreement.method.traits.weighted and agreement.privacy is None and samples > most_samples:
+        _log.warning(
+            "%s: has %d training samples and counts as %d in every sum, most_samples of the agreement, which should "
+            "allow for them",
+            learner.site,
+            samples,
+            most_samples,
+        )
 
 
 def check_private(agreement: Agreement, model: PrototypeModel) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors.torch
@@ -17,7 +17,6 @@ from agreement.storage.run_files import write_bytes
 from algorithms.gram_matrix import Float
 from algorithms.prototypes import Clusters, Guide, Targets
 from secure_client.checkpoints.exchanged_values import ExchangedValues
-from secure_client.checkpoints.received_results import ReceivedResults
 from secure_client.error_containment import run_or_fallback
 from secure_client.errors import DataError
 from secure_client.output.site_files import MODEL, SitePrototypes, write_prototypes
@@ -39,13 +38,27 @@ def inference_guide(prototypes: SitePrototypes) -> Guide:
     return Clusters.of(*prototypes.clusters_for_inference())
 
 
+class Received(Protocol):
+    """Results that a site has received."""
+
+    @property
+    def guide(self) -> Guide | None:
+        """Targets of training; None before the first useful result."""
+        ...
+
+    @property
+    def averaged(self) -> Float | None:
+        """Averaged part of the last result, (p + q,); None before the first result."""
+        ...
+
+
 class Predictor:
     """Model and targets that a site's method predicts with: the trained model, or the aggregated one where it says so.
 
     Results of tests stay at the site.
     """
 
-    def __init__(self, learner: Learner, received: ReceivedResults, values: ExchangedValues) -> None:
+    def __init__(self, learner: Learner, received: Received, values: ExchangedValues) -> None:
         self._learner = learner
         self._received = received
         self._values = values
@@ -108,8 +121,7 @@ class Predictor:
     @property
     def _aggregated(self) -> Float | None:
         """Averaged part of the last result, where the method predicts with it; a first result must have come."""
-        base = self._received.base
-        return None if base is None or self._learner.predicts is not Predicts.AGGREGATED else base.averaged
+        return self._received.averaged if self._learner.predicts is Predicts.AGGREGATED else None
 
     @contextmanager
     def _predicting_model(self) -> Iterator[None]:

@@ -112,6 +112,11 @@ class ReceivedResults:
         """Hash of the base of training; empty before the group's first result."""
         return b"" if self.base is None else self.base.hash
 
+    @property
+    def averaged(self) -> Float | None:
+        """Averaged part of the base, (p + q,); None before the group's first result."""
+        return None if self.base is None else self.base.averaged
+
     def load(self) -> None:
         """Read what the journal has. A method has either a base, whose rows are the targets, or targets alone."""
         base, targets = self._journal.get(BASE), self._journal.get(TARGETS)

@@ -17,7 +17,7 @@ import numpy as np
 from agreement.derived.payload_shapes import limits_of
 from agreement.schema.layout import counted_samples
 from algorithms.fedplcc import WITHHELD, Contribution, LocalClusters, contribution, has_direction
-from algorithms.gram_matrix import Float
+from algorithms.gram_matrix import Bool, Float
 from crypto.keys import KEY_BYTES, derive
 from crypto.protection import ProtectedPayload, directions
 from crypto.rotation import RotatedDirections, rotate
@@ -36,9 +36,14 @@ _SUBSTITUTES = "seed of zero prototypes' directions"
 
 def sent_clusters(parts: ExchangeParts, group: Group) -> LocalClusters:
     """Return the local prototypes of classes that are active in the group, with counts as they are sent."""
-    local, holds = parts.learner.values.local(), group.cohort.held_by(parts.site)
+    most = parts.agreement.averaging.most_samples
+    return clusters_to_send(parts.learner.values.local(), group.cohort.held_by(parts.site), most)
+
+
+def clusters_to_send(local: LocalClusters, holds: Bool, most_samples: int) -> LocalClusters:
+    """Return the local prototypes of the classes ``holds`` (K,), with counts as they are sent."""
     sent = holds[local.labels]
-    counts = counted_samples(local.counts, parts.agreement.averaging.most_samples)
+    counts = counted_samples(local.counts, most_samples)
     return LocalClusters(local.rows[sent], local.labels[sent], counts[sent])
 
 

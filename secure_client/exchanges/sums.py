@@ -16,11 +16,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from agreement import Agreement
 from agreement.derived.cohorts import clustering_cohort
 from algorithms.gram_matrix import Bool, Float
 from crypto.errors import ImplausibleError
 from crypto.protection import Payload, ProtectedPayload
 from protoseal_wire.messages import PhaseKey, RoundStart
+from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.error_containment import run_or_fallback
 from secure_client.exchanges.exchange import ExchangeParts, PresenceBase, check_nothing_given
 from secure_client.exchanges.groups import GroupExchange
@@ -91,9 +93,7 @@ class SumExchange(GroupExchange):
         """
         cohort = clustering_cohort(self._participants.verify_list(key, request), self._agreement)
         rows, _ = self._learner.train_round(0)
-        # K prototypes within the bound have norm √K · bound together, and a half refuses rows longer than 1.
-        longest = self._agreement.norm_bound * np.sqrt(len(rows))
-        row = np.asarray(rows.reshape(1, -1) / longest)
+        row = grouping_row(rows, self._agreement.norm_bound)
         return ProtectedPayload(row_protection(self._agreement, self._setup, key), row, self._site, cohort)
 
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
@@ -133,15 +133,29 @@ class SumExchange(GroupExchange):
 
     def _targets(self, rows: Float, has: Bool) -> tuple[Float, Bool]:
         """Return the targets of the site's features: the means, or the method's own function of these."""
-        method = self._agreement.method
-        make = site_method(method).targets
-        if self._agreement.distributed_noise:  # no site has released its own prototypes
-            return rows, has
-        if make is None or not self._learner.values.has_trained:
-            return rows, has
-        settings, values = self._agreement.settings_of(method), self._learner.values
-        return run_or_fallback(
-            lambda: make(settings, values.latest(), values.scores(), (rows, has)),
-            lambda: (rows, has),
-            "the fusion of targets",
-        )
+        if self._agreement.distributed_noise or not self._learner.values.has_trained:
+            return rows, has  # no site has released its own prototypes
+        return fuse_targets(self._agreement, self._learner.values, rows, has)
+
+
+def fuse_targets(agreement: Agreement, values: ExchangedValues, rows: Float, has: Bool) -> tuple[Float, Bool]:
+    """Return a site's targets (K, d), (K,), from the means, its own prototypes and their scores, as the method has it.
+
+    Without such a function of the method, and after an error in it, these are the means.
+    """
+    method = agreement.method
+    make = site_method(method).targets
+    if make is None:
+        return rows, has
+    settings = agreement.settings_of(method)
+    return run_or_fallback(
+        lambda: make(settings, values.latest(), values.scores(), (rows, has)),
+        lambda: (rows, has),
+        "the fusion of targets",
+    )
+
+
+def grouping_row(rows: Float, norm_bound: float) -> Float:
+    """Return prototypes (K, d) within the norm bound as one row (1, K·d) of norm at most 1."""
+    # K prototypes within the bound have norm √K · bound together, and a half refuses rows longer than 1.
+    return np.asarray(rows.reshape(1, -1) / (norm_bound * np.sqrt(len(rows))))

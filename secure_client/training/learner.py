@@ -348,6 +348,11 @@ class Learner:
         return _copy_to_cpu(self.predictor)
 
     @property
+    def models(self) -> tuple[PrototypeModel, ...]:
+        """Models of this site: the one that is averaged, and with Ditto the personal one."""
+        return (self._model,) if self._personal is None else (self._model, self._personal)
+
+    @property
     def predictor(self) -> PrototypeModel:
         """Module that this site predicts with."""
         return self._model if self._personal is None else self._personal
@@ -383,6 +388,11 @@ class Learner:
     def averaged_sizes(self) -> tuple[int, int]:
         """Sizes (p, q): the numbers in the parameters and buffers of the averaged part of the model."""
         return self._averaged.sizes
+
+    @property
+    def averaged_names(self) -> frozenset[str]:
+        """Names of the parameters and buffers of the averaged part."""
+        return self._averaged.names
 
     def averaged_vector(self) -> NDArray[np.float64]:
         """Return the averaged part of the model, float64 (p + q,); a secret of this site once it has trained.

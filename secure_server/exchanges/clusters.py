@@ -13,7 +13,7 @@ the cosines between prototypes of a class, and how many of them each site has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -80,17 +80,11 @@ class PlainClusterHalf(SinglePhaseExchange):
             model += vector
         rows = {site: LocalPrototypes(clusters.rows, clusters.labels) for site, clusters in local.items()}
         assignment = assign_clusters(self._agreement, rows)
-        total = self._sum(assignment, local)
+        total = sum_in_clusters(assignment, local)
         result = clusters_result(self._agreement, total, assignment.labels, model, PLAIN)
         result = with_last_clusters(self._agreement, attempt, result, self._limits)
         repeated = [result] if self._agreement.repeats_rows(attempt.key.round) else ()
         return for_members(attempt.groups, [result], repeated)
-
-    def _sum(self, assignment: ClusterAssignment, local: dict[str, LocalClusters]) -> Contribution:
-        clusters = len(assignment.labels)
-        parts = [contribution(local[site], assignment.of_site[site], clusters) for site in sorted(local)]
-        sums, members, counts = (np.sum(values, axis=0) for values in zip(*parts, strict=True))
-        return Contribution(sums, members, counts)
 
     @property
     def _most_counted(self) -> int:
@@ -100,6 +94,14 @@ class PlainClusterHalf(SinglePhaseExchange):
         most = self._most_counted
         if np.bincount(local.labels, weights=local.counts).max(initial=0.0) > most:
             raise MalformedError(f"a class has more than {most} samples, the agreed maximum")
+
+
+def sum_in_clusters(assignment: ClusterAssignment, local: Mapping[str, LocalClusters]) -> Contribution:
+    """Return the sum of all sites' contributions to the clusters that their prototypes are assigned to."""
+    clusters = len(assignment.labels)
+    parts = [contribution(local[site], assignment.of_site[site], clusters) for site in sorted(local)]
+    sums, members, counts = (np.sum(values, axis=0) for values in zip(*parts, strict=True))
+    return Contribution(sums, members, counts)
 
 
 def _arrays(payload: Payload) -> tuple[Float, Float, Float, Float]:

@@ -206,7 +206,7 @@ def play(
         data[VICTIM] = SiteData(data[VICTIM].train, tests) if tested else SiteData(read, None, root=root)
 
     def note(name: str, figures: SiteRound) -> None:
-        learner = federation.pool._learners[name]
+        learner = federation.pool._sites[name]
         rows = (
             learner.received.guide.rows.numpy()
             if isinstance(learner.received.guide, Targets)

@@ -195,9 +195,11 @@ def die_at(point: Point) -> None:
 def die_of_log(count: int) -> None:
     """Kill a simulation when a site's round is about to be logged for the ``count``-th time.
 
-    The site has taken its result, and has not yet recorded that it did.
+    The site has taken its result, and has not yet recorded that it did. A run on tensors has a checkpoint after each
+    round.
     """
     log = importlib.import_module("protoseal.simulation.run_log").RunLog
+    importlib.import_module("protoseal.simulation.tensors.checkpoint").Checkpoints.is_due = True
     put, told = log.put_site_round, itertools.count(1)
 
     @wraps(put)

@@ -53,7 +53,10 @@ FROZEN = ("--set", "training.frozen_extractor=true", "--set", "training.norm=gro
 def test_builtin_protection_with_declared_halves_runs_as_plain(
     pads: Protection, config: Path, options: tuple[str, ...]
 ) -> None:
-    runs = [simulated(config, name, "--method", "fedproto", *options) for name in (pads.name, "plain")]
+    runs = [
+        simulated(config, name, "--method", "fedproto", "--engine", engine, *options)
+        for name, engine in ((pads.name, "auto"), ("plain", "sessions"))
+    ]
     result = read_result(runs[0])
     assert pads.built_in
     assert (result.protection, len(result.rounds)) == (pads.name, 2)

@@ -10,8 +10,8 @@ import pytest
 from agreement.storage.run_files import FileError
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.experiment import EndedRun, Watcher, simulate
-from protoseal.simulation.local_federation import LocalFederation
 from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation, SavedRun
+from protoseal.simulation.tensors.federation import TensorFederation
 from secure_client.output.site_files import read_agreement
 from tests.support.extensions import install_documented, installed
 from tests.support.simulations import DIGITS, Killed, config_in, fail_at
@@ -70,7 +70,7 @@ def test_unfinished_extension_run_resumes_only_under_its_own_settings(
 ) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        fail_at(patch, LocalFederation, "save", 1, after=False)
+        fail_at(patch, TensorFederation, "save", 1, after=False)
         with pytest.raises(Killed):
             ran(out, "cosine-proto")
     with pytest.raises(OtherSimulation, match=r"seed-0/cosine-proto .*\(extension\.cosine-proto\)"):

@@ -14,16 +14,15 @@ import torch
 from torch.utils.data import TensorDataset
 
 from agreement import Method
-from algorithms.gram_matrix import Bool, Float
+from algorithms.prototypes import Targets
 from crypto.errors import MalformedError
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.batched.training import Batching
-from protoseal.simulation.local_controls import run_control
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal.simulation.site_pool import SiteTraining
+from protoseal.simulation.tensors.federation import TensorFederation, run_control
 from protoseal_wire.messages import PhaseKey
 from secure_client.checkpoints.learner_factory import build_agreed_model
-from secure_client.checkpoints.received_results import ReceivedResults
 from secure_client.data import SiteData
 from secure_client.errors import RunStopped
 from secure_client.output.site_files import MODEL, read_agreement, read_prototypes
@@ -116,27 +115,26 @@ def test_local_federation_failed_aggregation_stops(
 
 
 @pytest.mark.parametrize("method", [Method.FEDPC, Method.PFPL])
-def test_control_self_targets_obey_bounds(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
+def test_control_self_targets_obey_bounds(method: Method) -> None:
     """The model ends in tanh, so some components are negative: FedPC's sites set these to 0."""
     seen, classes = [], []
-    take = ReceivedResults.take_targets
 
-    def noted(self: ReceivedResults, number: int, rows: Float, present: Bool) -> None:
-        seen.append(rows)
-        classes.append((present.tolist(), self._values.held_classes().tolist()))
-        take(self, number, rows, present)
+    def note(run: TensorFederation, number: int) -> None:
+        for site in run.sites:
+            assert isinstance(site.received.guide, Targets)
+            seen.append(site.received.guide.rows.numpy())
+            classes.append((site.received.guide.present.tolist(), site.values.held_classes().tolist()))
 
-    monkeypatch.setattr(ReceivedResults, "take_targets", noted)
     training = short_training("tests.support.tiny_models:build_tanh")
     agreement = grouped_agreement(training=training, method=method, norm_bound=0.5)
-    run_control(agreement, Method.SELF, small_data(agreement))
+    run_control(agreement, Method.SELF, small_data(agreement), on_completed=note)
     assert all(present == held for present, held in classes), (
         "targets for all that a site holds, and no others"
     )
     assert len({tuple(present) for present, _ in classes}) > 1
     assert bool((np.stack(seen) < 0).any()) is (method is Method.PFPL)
     norms = np.linalg.norm(np.stack(seen), axis=-1)
-    assert norms.max() == pytest.approx(0.5)
+    assert norms.max() == pytest.approx(0.5, rel=1e-6)
 
 
 def test_run_control_method_is_refused() -> None:

@@ -23,6 +23,8 @@ from protoseal.simulation.experiment import Watcher, WrittenResult, simulate
 from protoseal.simulation.run_folder import COMPARED
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.tensorboard import Scalars
+from protoseal.simulation.tensors.checkpoint import Checkpoints
+from protoseal.simulation.tensors.sites import TensorSite
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.output.site_files import MODEL
 from secure_client.output.site_log import read_site_log
@@ -212,19 +214,30 @@ def test_simulate_early_stopping_saves_best_model(stopped: tuple[Path, RunResult
         assert torch.equal(one, other)
 
 
+SITES_OF_ENGINE = {"tensors": TensorSite, "sessions": CheckpointedLearner}
+
+
+@pytest.mark.parametrize("engine", ["tensors", "sessions"])
 @pytest.mark.parametrize(("name", "after"), [("remember", True), ("go_back", True), ("finish", False)])
 def test_simulate_early_stopping_resumed_after_end(
-    stopped: tuple[Path, RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
+    stopped: tuple[Path, RunResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    name: str,
+    after: bool,
 ) -> None:
     """Ended while models are put aside, while they are taken up again, and in the training after the best round."""
     reference, expected = stopped
     assert expected.best_round is not None
     out, count = tmp_path / "out", 2 if name != "finish" else 4 * expected.best_round + 3
+    flags = {"method": "fedavg", "compare": ("local",), "engine": engine, **STOPPING}
+    monkeypatch.setattr(Checkpoints, "is_due", True)
     with monkeypatch.context() as patch:
-        fail_at(patch, CheckpointedLearner, name, count, after=after)
+        fail_at(patch, SITES_OF_ENGINE[engine], name, count, after=after)
         with pytest.raises(Killed):
-            simulate(config_for(out, method="fedavg", compare=("local",), **STOPPING))
-    result = simulate(config_for(out, method="fedavg", compare=("local",), **STOPPING))
+            simulate(config_for(out, **flags))
+    result = simulate(config_for(out, **flags))
     assert result.best_round == expected.best_round
     assert [each.accuracies for each in result.rounds] == [each.accuracies for each in expected.rounds]
     assert result.metrics == expected.metrics

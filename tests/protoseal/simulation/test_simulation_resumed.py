@@ -26,6 +26,8 @@ from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import CompletedRound, EndedRun, Watcher, simulate
 from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation, RunFolder, SavedRun
 from protoseal.simulation.run_log import RunLog
+from protoseal.simulation.tensors.checkpoint import Checkpoints
+from protoseal.simulation.tensors.sites import TensorSite
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.predictor import Predictor
 from secure_client.errors import DataError, SiteError
@@ -42,6 +44,7 @@ SITES, ROUNDS = 4, 3
 FILE = f"""
 method = "fedpc"
 compare = ["self", "fedavg"]
+engine = "sessions"
 rounds = {ROUNDS}
 {DIGITS}"""
 
@@ -89,11 +92,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.full
 def test_simulate_killed_process_is_resumed(undisturbed: Path, tmp_path: Path) -> None:
-    """SIGKILL in the second round of FedPC, in the third of the control, then in FedAvg; each time in mid-round."""
+    """SIGKILL in the second round of FedPC, in the third of the control, then in FedAvg; each time in mid-round.
+
+    The control runs on tensors, and repeats its third round from the checkpoint after the second.
+    """
     out = tmp_path / "out"
     config_for(out)
     simulating = ("simulate", "--config", str(out.with_suffix(".toml")), "--out", str(out))
-    rest_of_fedpc, rest_of_self = (3 + 4) + 4, 3 + 4  # rounds that are left, and the test at the end
+    rest_of_fedpc, rest_of_self = (3 + 4) + 4, 4 + 4  # rounds that are left, and the test at the end
     for count, ended in (
         (4 + 2, []),
         (rest_of_fedpc + 4 + 4 + 2, ["fedpc"]),
@@ -115,7 +121,7 @@ POINTS = {
     "the coordinator's round is logged": (RunLog, "put_round", 2),
     "a round of a control is logged": (RunLog, "put_round", ROUNDS + 2),
     "a site's files are written": (Predictor, "save", 2),
-    "a round of a control is trained": (CheckpointedLearner, "finish", SITES * ROUNDS + 2 * SITES),
+    "a round of a control is trained": (TensorSite, "finish", SITES + 2),
     "a run has ended": (RunFolder, "drop_state", 1),
 }
 
@@ -185,6 +191,7 @@ def test_simulate_killed_in_round_reports_all_sites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, call: str, count: int
 ) -> None:
     out, runs = tmp_path / "out", Runs()
+    monkeypatch.setattr(Checkpoints, "is_due", True)
     with monkeypatch.context() as patch:
         fail_at(patch, RunLog, call, count, after=call == "put_site_round")
         with pytest.raises(Killed):
@@ -357,7 +364,7 @@ def test_simulate_killed_in_round_resumes_to_same_models(
         "small-cnn", "tests.support.tiny_models:build_tanh"
     )  # no ReLU at a tie, which rounding would decide
     reference, out = tmp_path / "reference", tmp_path / "out"
-    flags = {"method": "fedavg", "rounds": 2, "batched": batched}
+    flags = {"method": "fedavg", "rounds": 2, "batched": batched, "engine": "sessions"}
     simulate(config_in(smooth, reference, **flags))
     with monkeypatch.context() as patch:
         fail_at(patch, CheckpointedLearner, "finish", 3, after=True)

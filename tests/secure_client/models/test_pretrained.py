@@ -19,8 +19,8 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from agreement import Agreement, FeddbpSection, Method, Norm, TrainingSection
 from protoseal.simulation.config import load_simulation
-from protoseal.simulation.local_controls import run_control
 from protoseal.simulation.site_pool import SiteTraining
+from protoseal.simulation.tensors.federation import run_control
 from secure_client.checkpoints.learner_factory import build_agreed_model, build_initial_model, build_learner
 from secure_client.errors import ModelError
 from secure_client.models.pretrained import load_pretrained

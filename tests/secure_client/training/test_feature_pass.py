@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from agreement import Method
-from protoseal.simulation.local_controls import run_control
+from protoseal.simulation.tensors.federation import run_control
 from secure_client.checkpoints.learner_factory import prototype_bounds
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import read_prototypes

@@ -1,0 +1,298 @@
+"""Federation of the tensor engine: rounds of training, arithmetic and tests, without sessions, journals and messages.
+
+A run has the results of :class:`protoseal.simulation.local_federation.LocalFederation` under ``plain``, up to the order
+of sums in floating point, and the same files. It is written for speed: it answers questions about accuracy and cost.
+Limit: no question about privacy or about failures can be asked of it, since nothing is protected, signed or lost.
+
+A killed run resumes from its last checkpoint and repeats the rounds since, with the same results, bit for bit on a CPU.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from agreement import CONTROLS, Agreement, Method
+from agreement.derived.cohorts import stated_classes
+from algorithms.gram_matrix import Bool, Float
+from algorithms.prototypes import Targets
+from protoseal.reports.result_files import site_folder
+from protoseal.simulation.batched.training import KeptPrograms
+from protoseal.simulation.local_federation import RunOutcome
+from protoseal.simulation.run_log import RunLog
+from protoseal.simulation.site_pool import (
+    EVERY_ROUND,
+    ONE_BY_ONE,
+    SitePool,
+    SiteTesting,
+    SiteTraining,
+    train_sites,
+)
+from protoseal.simulation.tensors.checkpoint import Checkpoints
+from protoseal.simulation.tensors.exchanges import Exchange, Exchanged, build_exchange
+from protoseal.simulation.tensors.message_sizes import (
+    Message,
+    RoundFacts,
+    round_messages,
+    setup_messages,
+)
+from protoseal.simulation.tensors.models import ModelRows
+from protoseal.simulation.tensors.sites import TensorSite
+from protoseal_wire.messages import PhaseKey
+from secure_client.data import SiteData
+from secure_client.output.site_files import write_agreement
+from secure_client.output.site_log import SiteRound, site_round, write_site_log
+from secure_client.training.learner import choose_device
+from secure_server.round_log import CoordinatorRound
+
+
+class TensorFederation:
+    """Sites of one run, trained, exchanged and tested together. Close the federation when done: its log is open."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        data: Mapping[str, SiteData],
+        *,
+        method: Method | None = None,
+        training: SiteTraining = ONE_BY_ONE,
+        testing: SiteTesting = EVERY_ROUND,
+        state: Path | None = None,
+        on_completed: Callable[[TensorFederation, int], None] = lambda run, number: None,
+    ) -> None:
+        """Take ``data``, which maps site names to their data.
+
+        ``method`` is its name if it differs from the agreement's. A control (``local``, ``self``) exchanges nothing,
+        whatever the agreement says. ``on_completed`` is called after each round. A run resumes from the checkpoint that
+        a killed process left in ``state``.
+        """
+        self.agreement = agreement
+        self._method = method or agreement.method
+        self._training = training
+        self._on_completed = on_completed
+        self._programs = KeptPrograms()
+        self._stack = ExitStack()
+        try:
+            folder = state or Path(
+                self._stack.enter_context(tempfile.TemporaryDirectory(prefix="protoseal-"))
+            )
+            self._log = self._stack.enter_context(RunLog(folder / "log.sqlite"))
+            names = sorted(data)
+            learners = [
+                training.learner(agreement, name, data[name], position) for position, name in enumerate(names)
+            ]
+            self._models = ModelRows(learners, agreement.averaging)
+            self.sites = [TensorSite(agreement, learner, self._models) for learner in learners]
+            device = choose_device(training.device)
+            self._exchange = (
+                None
+                if self._method in CONTROLS
+                else build_exchange(agreement, self.sites, self._models, device)
+            )
+            self._checkpoints = Checkpoints(folder, self.sites, self._exchange, self._log)
+            self.pool = SitePool(
+                {site.name: site for site in self.sites},
+                data,
+                self._log,
+                # `self` predicts as the method that it is compared with.
+                method=agreement.method if self._method is Method.SELF else self._method,
+                agreement=agreement,
+                training=training,
+                testing=testing,
+                until=dict.fromkeys(names, self._checkpoints.restore()),
+            )
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def run(self) -> None:
+        """Run the remaining rounds, or until training stops early."""
+        if self._exchange is not None and not self.pool.completed:
+            self._start(self._exchange)
+        while not self.pool.is_over:
+            number = self.pool.completed + 1
+            self._run_round(number)
+            self.pool.end_round(number)
+            self._on_completed(self, number)
+            if self._checkpoints.is_due:
+                self._checkpoints.save(number)
+
+    def reports(self, round_number: int) -> dict[str, SiteRound]:
+        """Return the figures of the sites that reported a round."""
+        return self.pool.reports(round_number)
+
+    @property
+    def outcome(self) -> RunOutcome:
+        """Return the results so far."""
+        return RunOutcome(self.pool.logs(), self._log.rounds(), [], self.pool.best_round)
+
+    def end(self) -> RunOutcome:
+        """Run the final tests, and return the results."""
+        self.pool.run_final_tests()
+        return self.outcome
+
+    def save(self, out: Path) -> RunOutcome:
+        """Run the final tests, and write every site's files to ``out/sites/NAME``."""
+
+        def save_site(name: str, site: TensorSite) -> None:
+            site.predictor.save(site_folder(out, name))
+            write_agreement(site_folder(out, name), self.agreement)
+
+        self.pool.run_final_tests(save_site)
+        outcome = self.outcome
+        for name, log in outcome.sites.items():
+            write_site_log(site_folder(out, name), log)
+        return outcome
+
+    def _start(self, exchange: Exchange) -> None:
+        """Form the groups of sites, by FedPC from the prototypes of the initial models."""
+        agreement, names = self.agreement, [site.name for site in self.sites]
+        messages = [*setup_messages(agreement, names)]
+        if agreement.method.is_grouped:
+            for site in self.sites:
+                site.compute_values(0)
+            shapes = [((1, len(agreement.classes) * agreement.dim),)] * len(names)
+            messages += round_messages(0, self._round_start(0, self.sites), shapes, shapes)
+        self._log_messages(0, messages)
+        exchange.group()
+
+    def _participants(self, round_number: int) -> list[TensorSite]:  # noqa: ARG002 (for schedules to come)
+        """Return the sites that train and send in a round, in the order of their names: all of them."""
+        return self.sites
+
+    def _run_round(self, number: int) -> None:
+        """Train the participants from their last results, exchange their values, and report the round."""
+        began = time.perf_counter()
+        participants = self._participants(number)
+        self._train(number, participants)
+        start, trained = self._round_start(number, participants), time.perf_counter()
+        exchanged = self._exchange_values(number, participants)
+        ended = time.perf_counter()
+        count = len(participants)
+        seconds = {"train": (trained - began) / count, "protect": (ended - trained) / count}
+        with self._log.transaction():
+            if self._exchange is not None:
+                messages = round_messages(number, start, exchanged.sent, exchanged.result)
+                self._log_messages(number, messages)
+            for site, received in zip(participants, exchanged.received, strict=True):
+                self._report(number, site, received, seconds, count if self._exchange else 1)
+            self._log.put_round(
+                CoordinatorRound(
+                    number,
+                    1,
+                    tuple(site.name for site in participants),
+                    self._names(~exchanged.active),
+                    ended - trained,
+                    time.perf_counter() - began,
+                    exchanged.groups,
+                )
+            )
+
+    def _train(self, number: int, sites: Sequence[TensorSite]) -> None:
+        """Train each site from the averaged part that it received last; training that fails is undone."""
+        for averaged, names in self._bases(sites):
+            self._models.load(names, averaged)
+        self._models.begin()
+        losses = train_sites(sites, number, self._training, self._programs)
+        finite = self._models.finite_sites
+        for site, last in zip(sites, losses, strict=True):
+            site.finish(number, last if site.name in finite else None)
+        self._models.end()
+
+    def _bases(self, sites: Sequence[TensorSite]) -> list[tuple[Float, list[str]]]:
+        """Return the averaged parts that sites received, each with the names of the sites that share it."""
+        shared: dict[int, tuple[Float, list[str]]] = {}
+        for site in sites:
+            averaged = site.received.averaged
+            if averaged is not None and len(averaged):
+                shared.setdefault(id(averaged), (averaged, []))[1].append(site.name)
+        return list(shared.values())
+
+    def _exchange_values(self, number: int, sites: Sequence[TensorSite]) -> Exchanged:
+        if self._exchange is not None:
+            return self._exchange.run(number, sites)
+        if self._method is Method.SELF:
+            for site in sites:
+                site.received.guide = Targets.of(*site.values.latest())
+        # No class is withheld, since nothing is averaged.
+        every = np.ones((len(sites), len(self.agreement.classes)), dtype=np.bool_)
+        return Exchanged(every, every[0], (), [], [])
+
+    def _report(
+        self, number: int, site: TensorSite, received: Bool, seconds: Mapping[str, float], sites: int
+    ) -> None:
+        """Test a site if a test is due, and store its figures of the round."""
+        values = site.values.require_last()
+        figures = site_round(
+            number,
+            1,
+            sites,
+            self._names(values.held_classes() & ~received),
+            site.predictor.evaluate() if self.pool.tests_in(number) else None,
+            seconds,
+            inference=self.agreement.inference,
+            shortened=values.shortened_share,
+        )
+        self.pool.record_round(site.name, figures.model_copy(update={"trained": values.losses is not None}))
+
+    def _names(self, classes: Bool) -> tuple[str, ...]:
+        """Return the names of classes (K,)."""
+        return tuple(self.agreement.classes[k] for k in np.flatnonzero(classes))
+
+    # Bytes
+
+    def _round_start(self, number: int, sites: Sequence[TensorSite]) -> RoundFacts:
+        """Return what the participants are told and state at the start of a round."""
+        holds = [stated_classes(self.agreement, number, site.values.held_classes()) for site in sites]
+        groups = self._exchange.groups if self._exchange is not None and number else ()
+        has_base = any(site.received.averaged is not None for site in sites)
+        return RoundFacts(tuple(site.name for site in sites), np.stack(holds), groups, has_base)
+
+    def _log_messages(self, number: int, messages: Iterable[Message]) -> None:
+        for name, phase, size, up in messages:
+            self._log.put_payload(name, PhaseKey(self.agreement.run, number, 1, phase), size, up=up)
+
+
+def run_control(
+    agreement: Agreement,
+    control: Method,
+    data: Mapping[str, SiteData],
+    *,
+    training: SiteTraining = ONE_BY_ONE,
+    testing: SiteTesting = EVERY_ROUND,
+    state: Path | None = None,
+    on_completed: Callable[[TensorFederation, int], None] = lambda run, number: None,
+) -> RunOutcome:
+    """Run the same models, data and schedule without a federation, and return each site's results by round.
+
+    ``self`` aligns and predicts as the agreement's method does, with prototypes clipped to the same bounds. The other
+    arguments are those of :class:`TensorFederation`. Raises ``ValueError`` for a method that is no control.
+    """
+    if control not in CONTROLS:
+        raise ValueError(f"{control} is no control")
+    with TensorFederation(
+        agreement,
+        data,
+        method=control,
+        training=training,
+        testing=testing,
+        state=state,
+        on_completed=on_completed,
+    ) as run:
+        run.run()
+        return run.end()

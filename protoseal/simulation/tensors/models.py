@@ -1,0 +1,175 @@
+"""Models of all sites of a run, those of one architecture as rows of one tensor on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agreement import AveragingSection
+from algorithms.gram_matrix import Float
+from protoseal.simulation.batched.flat_models import FlatModels, Layout
+from secure_client.privacy.bounds import saturate
+from secure_client.training.learner import Learner
+
+Rows = list[tuple[Tensor, Tensor]]
+"""Numbers of a site's models: floating-point ones, and integers."""
+
+
+class ModelRows:
+    """Rows of the sites' models: to begin and undo training, and to average and load the averaged part.
+
+    Values of the averaged part are bounded as a site bounds them before it sends them, and rounded as a site rounds
+    what it receives (:meth:`secure_client.training.averaged_parameters.AveragedPart.load`).
+    """
+
+    def __init__(self, learners: Sequence[Learner], averaging: AveragingSection) -> None:
+        """Bind the learners' models to the rows of one tensor for each architecture.
+
+        Raises :class:`protoseal.simulation.batched.flat_models.CannotStack` for tensors that share no type.
+        """
+        self._learners = {learner.site: learner for learner in learners}
+        self._averaging = averaging
+        kinds: list[tuple[Layout, list[torch.nn.Module]]] = []
+        for model in (model for learner in learners for model in learner.models):
+            layout = Layout(model)
+            same = next((models for known, models in kinds if known == layout), None)
+            if same is None:
+                kinds.append((layout, same := []))
+            same.append(model)
+        self.blocks = [FlatModels(models) for _, models in kinds]
+        """Rows of all models, a block for each architecture."""
+        places = {
+            id(model): (block, row)
+            for block, (_, models) in enumerate(kinds)
+            for row, model in enumerate(models)
+        }
+        self._places = {learner.site: [places[id(model)] for model in learner.models] for learner in learners}
+        self._saved: list[tuple[Tensor, Tensor]] = []
+
+    # Training
+
+    def begin(self) -> None:
+        """Keep a copy of all models, to which :meth:`undo` returns."""
+        self._saved = [(block.values.clone(), block.counts.clone()) for block in self.blocks]
+
+    def undo(self, site: str) -> None:
+        """Restore a site's models as of the last call of :meth:`begin`."""
+        self.paste(
+            site,
+            [(self._saved[block][0][row], self._saved[block][1][row]) for block, row in self._places[site]],
+        )
+
+    def end(self) -> None:
+        """Drop the copy."""
+        self._saved = []
+
+    def copy(self, site: str) -> Rows:
+        """Return a copy of a site's models."""
+        places = [(self.blocks[block], row) for block, row in self._places[site]]
+        return [(block.values[row].clone(), block.counts[row].clone()) for block, row in places]
+
+    def paste(self, site: str, rows: Rows) -> None:
+        """Restore what :meth:`copy` returned."""
+        for (block, row), (values, counts) in zip(self._places[site], rows, strict=True):
+            self.blocks[block].values[row] = values
+            self.blocks[block].counts[row] = counts
+
+    @property
+    def finite_sites(self) -> set[str]:
+        """Sites of which every number of every model is finite."""
+        finite = [block.values.isfinite().all(dim=1).tolist() for block in self.blocks]
+        return {
+            site for site, places in self._places.items() if all(finite[block][row] for block, row in places)
+        }
+
+    # Averaged part
+
+    def add_up(self, sites: Sequence[str], weights: Sequence[int]) -> NDArray[np.float64]:
+        """Return the sum of the sites' averaged parts times their weights, (p + q,), in float64 and in this order."""
+        total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._flat.values.device)
+        for site, weight in zip(sites, weights, strict=True):
+            total += self._bounded(site) * weight
+        return total.cpu().numpy()
+
+    def load(self, sites: Sequence[str], averaged: Float) -> None:
+        """Give sites the same averaged part (p + q,), rounded to the models' type."""
+        values = self._flat.values
+        largest = torch.finfo(values.dtype).max
+        rounded = torch.from_numpy(averaged).to(values.device).clamp(-largest, largest).to(values.dtype)
+        rounded = torch.where(self._variances, rounded.clamp(min=0.0), rounded)
+        rows = self._rows(sites)
+        for columns, part in zip(self._columns, torch.split(rounded, self._widths), strict=True):
+            values[rows, columns] = part
+
+    def averaged(self, sites: Sequence[str]) -> list[Tensor]:
+        """Return a copy of the sites' averaged columns, for :meth:`put_back`."""
+        rows = self._rows(sites)
+        return [self._flat.values[rows, columns] for columns in self._columns]
+
+    def put_back(self, sites: Sequence[str], parts: Sequence[Tensor]) -> None:
+        """Restore the columns that :meth:`averaged` returned."""
+        rows = self._rows(sites)
+        for columns, part in zip(self._columns, parts, strict=True):
+            self._flat.values[rows, columns] = part
+
+    def _bounded(self, site: str) -> Tensor:
+        learner, device = self._learners[site], self._flat.values.device
+        if learner.has_initial_features:
+            # Buffers of a frozen extractor could move in training; what is averaged is the initial model's.
+            return torch.from_numpy(saturate(learner.averaged_vector(), self._averaging, site)).to(device)
+        ((_, row), *_) = self._places[site]
+        vector = torch.cat([self._flat.values[row, columns] for columns in self._columns]).double()
+        if bool((vector.abs() <= self._bounds).all()):
+            return vector
+        return torch.from_numpy(saturate(vector.cpu().numpy(), self._averaging, site)).to(device)
+
+    def _rows(self, sites: Sequence[str]) -> Tensor:
+        """Return the rows of the models whose part is averaged, the first of each site."""
+        return torch.tensor([self._places[site][0][1] for site in sites], device=self._flat.values.device)
+
+    @property
+    def _flat(self) -> FlatModels:
+        """Block of the averaged models: a method that averages has sites of one architecture."""
+        return self.blocks[0]
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return next(iter(self._learners.values())).averaged_names
+
+    @cached_property
+    def _columns(self) -> list[slice]:
+        return self._flat.columns(self._names)
+
+    @cached_property
+    def _widths(self) -> list[int]:
+        return [columns.stop - columns.start for columns in self._columns]
+
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:
+        return next(iter(self._learners.values())).averaged_sizes
+
+    @cached_property
+    def _bounds(self) -> Tensor:
+        agreed, (parameters, buffers) = self._averaging, self._sizes
+        bounds = [agreed.parameter_bound] * (parameters > 0) + [agreed.buffer_bound] * (buffers > 0)
+        counts = [count for count in self._sizes if count]
+        device = self._flat.values.device
+        return torch.tensor(bounds, dtype=torch.float64, device=device).repeat_interleave(
+            torch.tensor(counts, device=device)
+        )
+
+    @cached_property
+    def _variances(self) -> Tensor:
+        """Numbers of the averaged part that are running variances, (p + q,)."""
+        places = self._flat.layout.floats
+        flags = [
+            torch.full((place.stop - place.start,), name.endswith("running_var"))
+            for name, place in places.items()
+            if name in self._names
+        ]
+        return torch.cat(flags).to(self._flat.values.device)

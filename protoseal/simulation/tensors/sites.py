@@ -1,0 +1,105 @@
+"""Sites of the tensor engine: a learner each, the values of its last training, and the results that it received."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from agreement import Agreement
+from algorithms.gram_matrix import Float
+from algorithms.prototypes import Guide
+from protoseal.simulation.tensors.models import ModelRows, Rows
+from secure_client.checkpoints.checkpointed_learner import log_failed_training, run_jobs
+from secure_client.checkpoints.exchanged_values import ExchangedValues, TrainedValues
+from secure_client.checkpoints.learner_factory import prototype_bounds
+from secure_client.checkpoints.predictor import Predictor
+from secure_client.training.job import Job, Losses
+from secure_client.training.learner import Learner
+
+
+@dataclass
+class Received:
+    """Results that a site has received: targets, and the averaged part (p + q,) that its next training starts from.
+
+    Sites of one group share both, which nobody changes.
+    """
+
+    guide: Guide | None = None
+    averaged: Float | None = None
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """State of a site after a round: its models, its own prototypes (K, d), if any, and what it received."""
+
+    round: int
+    models: Rows
+    rows: Float | None
+    received: Received
+
+
+class TensorSite:
+    """One site of the tensor engine; ``models`` has the models of all sites."""
+
+    def __init__(self, agreement: Agreement, learner: Learner, models: ModelRows) -> None:
+        self.learner = learner
+        self.received = Received()
+        self.values = ExchangedValues(learner, prototype_bounds(agreement), None, agreement.averaging)
+        self.predictor = Predictor(learner, self.received, self.values)
+        self.best: SiteState | None = None
+        """State of the best round so far, under early stopping."""
+        self._models = models
+
+    @property
+    def name(self) -> str:
+        """The site's name."""
+        return self.learner.site
+
+    def jobs(self, round_number: int) -> list[Job]:
+        """Return the jobs of the round, to be run in this order."""
+        return self.learner.jobs(round_number, self.received.guide)
+
+    def run(self, round_number: int) -> Losses | None:
+        """Run the round's jobs and return the losses of the last job; None after any error."""
+        return run_jobs(lambda: self.jobs(round_number), f"{self.name}: training in round {round_number}")
+
+    def undo(self) -> None:
+        """Restore the model of the round's start."""
+        self._models.undo(self.name)
+
+    def finish(self, round_number: int, losses: Losses | None) -> None:
+        """End a round's training, undoing it without losses, and compute what the site exchanges."""
+        if losses is None:
+            self.undo()
+            log_failed_training(self.name, round_number)
+        self.compute_values(round_number, losses)
+
+    def compute_values(self, round_number: int, losses: Losses | None = None) -> None:
+        """Compute what the site exchanges of its present model."""
+        self.values.last = replace(self.values.compute(round_number, b"", self.received.guide), losses=losses)
+
+    # States
+
+    def state(self) -> SiteState:
+        """Return a copy of the present state, after the first training."""
+        last = self.values.require_last()
+        return SiteState(last.round, self._models.copy(self.name), last.rows, replace(self.received))
+
+    def restore(self, state: SiteState) -> None:
+        """Restore a state."""
+        self._models.paste(self.name, state.models)
+        self.values.last = TrainedValues(state.round, self.learner.counts, b"", state.rows)
+        self.received.guide, self.received.averaged = state.received.guide, state.received.averaged
+
+    def remember(self) -> None:
+        """Keep a copy of the present state, replacing an earlier copy."""
+        self.best = self.state()
+
+    @property
+    def remembered(self) -> int:
+        """Trained round of the last call of :meth:`remember`; 0 without a call."""
+        return 0 if self.best is None else self.best.round
+
+    def go_back(self) -> None:
+        """Restore the remembered state permanently, as the end of training."""
+        if self.best is not None:
+            self.restore(self.best)

@@ -1,0 +1,46 @@
+"""Which engine runs a configuration, what the tensor engine refuses, and sizes of payloads that it never makes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agreement import ConfigError
+from crypto.plain import SCHEME
+from crypto.protection import Payload
+from protoseal.simulation.config import load_simulation
+from protoseal.simulation.tensors.message_sizes import payload_bytes
+from protoseal_wire import codec
+
+PRIVATE = ("privacy.noise_multiplier=1.0", "privacy.clip=1.0", "training.norm=group")
+
+
+@pytest.mark.parametrize(
+    ("settings", "uses_tensors"),
+    [
+        ((), True),
+        (("engine=tensors", "method=fedplcc"), True),
+        (("engine=sessions",), False),
+        (("protection=masked",), False),
+        (PRIVATE, False),
+    ],
+)
+def test_uses_tensors_without_protection_and_noise(settings: tuple[str, ...], uses_tensors: bool) -> None:
+    assert load_simulation(None, {}, settings).uses_tensors is uses_tensors
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"), [(("protection=ckks",), "ckks"), (PRIVATE, "privacy")], ids=["protection", "noise"]
+)
+def test_load_simulation_tensors_that_cannot_serve_are_refused(settings: tuple[str, ...], named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"tensors.*{named}.*sessions"):
+        load_simulation(None, {}, ("engine=tensors", *settings))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [((3, 8),), ((0, 8), (0,), (0,), (5,)), ((1, 1),), ((16384,), (10,)), ((200, 3000),), ((1 << 21,),)],
+)
+def test_payload_bytes_equal_encoded_payload(shapes: tuple[tuple[int, ...], ...]) -> None:
+    payload = Payload(SCHEME, arrays=tuple(np.ones(shape) for shape in shapes))
+    assert payload_bytes(shapes) == len(codec.encode_payload(payload))

@@ -1,0 +1,92 @@
+"""The tensor engine comes to what sessions come to: in float64 up to 1e-9, in withheld classes and bytes exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from agreement import CONTROLS, METHODS
+from protoseal.simulation import experiment
+from protoseal.simulation.batched.training import Batching
+from protoseal.simulation.site_pool import SiteTraining
+from secure_client.checkpoints import learner_factory
+from secure_client.data import SiteData
+from secure_client.models.prototype_model import PrototypeModel
+from tests.protoseal.simulation.tensors.engines import check_equal, run_both, scene_of
+from tests.support.marks import full_but
+from tests.support.small import small_agreement, small_data
+
+CLOSE = 1e-9
+"""Of numbers in float64, after three rounds, the order of whose sums differs."""
+ONE_STEP = 2.0**-22
+"""Of numbers in float32, after one round, that are rounded from float64 sums in another order: a unit in the last
+place, and another where it is doubled."""
+
+
+@pytest.fixture
+def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Train models in float64, which were drawn in float32, and convert targets to it."""
+    build = learner_factory.build_agreed_model
+
+    def doubled(*arguments: Any) -> PrototypeModel:
+        torch.set_default_dtype(torch.float32)
+        try:
+            return build(*arguments).double()
+        finally:
+            torch.set_default_dtype(torch.float64)
+
+    for module in (learner_factory, experiment):
+        monkeypatch.setattr(module, "build_agreed_model", doubled)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+FEDERATED = sorted(name for name, method in METHODS.items() if method not in CONTROLS)
+SPLITS = ("iid:per=30", "shots:n=3,k=8", "dirichlet:0.3,per=30", "domains:per=20", "mixed:n=4,max=20,val=0.2")
+
+
+@pytest.mark.parametrize("method", full_but(FEDERATED, "pfpl", "fedpc", "fedplcc"))
+def test_engines_in_float64_are_equal(method: str, tmp_path: Path, float64: None) -> None:
+    """Three rounds, in which groups and clusters are equal too."""
+    check_equal(*run_both(**scene_of(tmp_path, method=method, double=True)), CLOSE)
+
+
+@pytest.mark.parametrize("split", full_but(SPLITS))
+def test_engines_any_split_are_equal(split: str, tmp_path: Path, float64: None) -> None:
+    check_equal(*run_both(**scene_of(tmp_path, method="fedpc", split=split, double=True)), CLOSE)
+
+
+@pytest.mark.parametrize("method", full_but(["pfpl", "fedpc", "feddbp", "fedplcc", "fedavg"], "fedavg"))
+def test_engines_in_float32_are_equal_after_one_round(method: str, tmp_path: Path) -> None:
+    check_equal(*run_both(**scene_of(tmp_path, method=method, rounds=1)), ONE_STEP)
+
+
+@pytest.mark.parametrize("method", full_but(["pfpl", "fedpc"], "fedpc"))
+def test_engines_frozen_extractor_repeats_the_same_rows(method: str, tmp_path: Path, float64: None) -> None:
+    """Rounds after the first send no prototypes, and their results repeat the first round's."""
+    frozen = {"training__model": "tests.support.tiny_models:build_relu", "training__frozen_extractor": True}
+    check_equal(*run_both(**scene_of(tmp_path, method=method, double=True, **frozen)), CLOSE)
+
+
+@pytest.mark.parametrize("batching", [Batching.ALWAYS, Batching.NEVER])
+def test_engines_diverging_site_is_undone_alike(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, batching: Batching
+) -> None:
+    agreement = small_agreement()
+    data = small_data(agreement)
+    train: Any = data["clinic-b"].train
+    inputs, labels = train.tensors
+    spoilt = torch.full_like(inputs, torch.nan)
+    spoilt[0] = inputs[0]  # a model without any finite feature is refused at the start
+    data["clinic-b"] = SiteData(TensorDataset(spoilt, labels), None)
+    runs = run_both(agreement, data, tmp_path, training=SiteTraining(batching=batching))
+    check_equal(*runs, ONE_STEP)
+    for run in runs:
+        assert [done.trained for done in run.outcome.sites["clinic-b"].rounds] == [False, False]
+    assert caplog.text.count("training failed in 2 of 8 rounds") == len(runs)

@@ -1,0 +1,117 @@
+"""A run of the tensor engine that was killed comes to the same files, bit for bit, also as one batched program."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protoseal.reports.result_files import read_result
+from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.experiment import simulate
+from protoseal.simulation.run_folder import STATE, SavedRun
+from protoseal.simulation.run_log import RunLog
+from protoseal.simulation.tensors.checkpoint import Checkpoints
+from protoseal.simulation.tensors.models import ModelRows
+from protoseal.simulation.tensors.sites import TensorSite
+from secure_client.checkpoints.predictor import Predictor
+from tests.support import killed_party
+from tests.support.marks import full_but
+from tests.support.processes import Running, own_nursery
+from tests.support.simulations import DIGITS, Killed, config_in, fail_at
+
+SITES, ROUNDS = 4, 3
+SMALL = DIGITS.replace("iid:per=40", "iid:per=60,val=0.2").replace("never", "always")
+FILE = f"""
+method = "fedpc"
+compare = ["feddbp"]
+engine = "tensors"
+rounds = {ROUNDS}
+early_stopping = 3
+{SMALL.replace("small-cnn", "tests.support.tiny_models:build_normed")}"""
+
+
+def config_for(out: Path, **flags: Any) -> SimulationConfig:
+    return config_in(FILE, out, **flags)
+
+
+def check_same(out: Path, reference: Path) -> None:
+    """Compare results but for times, and models and prototypes bit for bit."""
+    times = {"rounds": {"__all__": {"seconds"}}}
+    assert read_result(out).model_dump(exclude=times) == read_result(reference).model_dump(exclude=times)
+    files = [path.relative_to(reference) for path in sorted(reference.rglob("*.safetensors"))]
+    assert len(files) == 2 * SITES * 2
+    for file in files:
+        assert (out / file).read_bytes() == (reference / file).read_bytes(), file
+    for path in (reference / "runs").iterdir():
+        rounds = [SavedRun.read(folder / "runs" / path.name).outcome.rounds for folder in (out, reference)]
+        assert len({len(done) for done in rounds}) == 1
+    assert not (out / STATE).exists()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Simulate from beginning to end without an interruption."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    simulate(config_for(out))
+    return out
+
+
+POINTS = {
+    "a site has trained": (TensorSite, "finish", SITES + 2),
+    "a site's round is logged": (RunLog, "put_site_round", SITES + 2),
+    "a round is logged": (RunLog, "put_round", 2),
+    "the log is on the disk": (RunLog, "sync", 2),
+    "a checkpoint is written": (Checkpoints, "save", ROUNDS + 2),
+    "a site's files are written": (Predictor, "save", 2),
+}
+
+
+@pytest.mark.parametrize("point", full_but(POINTS, "a checkpoint is written"))
+def test_simulate_tensors_killed_anywhere_resumes_to_same_files(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    out = tmp_path / "out"
+    owner, name, count = POINTS[point]
+    monkeypatch.setattr(Checkpoints, "is_due", True)
+    with monkeypatch.context() as patch:
+        fail_at(patch, owner, name, count, after=True)
+        with pytest.raises(Killed):
+            simulate(config_for(out))
+    simulate(config_for(out))
+    check_same(out, undisturbed)
+
+
+@pytest.mark.full
+def test_simulate_tensors_killed_process_is_resumed(undisturbed: Path, tmp_path: Path) -> None:
+    """SIGKILL in the second round of the first method, then in the second round of the other."""
+    out = tmp_path / "out"
+    config_for(out)
+    simulating = ("simulate", "--config", str(out.with_suffix(".toml")), "--out", str(out))
+    # Rounds that are left of the first method, and its tests at the end, come before the other method.
+    for logged in (SITES + 2, 2 * SITES + SITES + SITES + 2):
+        process = Running(
+            tmp_path, *simulating, own={killed_party.LOGGED: str(logged)}, nursery=own_nursery()
+        )
+        assert process.exit_code() == -signal.SIGKILL, process.log()
+    assert [path.stem for path in (out / "runs").iterdir()] == ["fedpc"]
+    simulate(config_for(out))
+    check_same(out, undisturbed)
+
+
+def test_simulate_tensors_resumed_without_models_differs(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check above tells a run that forgot what its sites had learnt from one that did not."""
+    out = tmp_path / "out"
+    monkeypatch.setattr(Checkpoints, "is_due", True)
+    with monkeypatch.context() as patch:
+        fail_at(patch, Checkpoints, "save", 2, after=True)
+        with pytest.raises(Killed):
+            simulate(config_for(out))
+    monkeypatch.setattr(ModelRows, "paste", lambda self, site, rows: None)
+    simulate(config_for(out))
+    with pytest.raises(AssertionError):
+        check_same(out, undisturbed)
