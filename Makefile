@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help env demo test test-rest test-all test-kernels check stubs docs dist clean
+.PHONY: help env demo test test-rest test-all test-kernels gpu check stubs docs dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -43,6 +43,10 @@ NUMERICAL := tests/algorithms $(wildcard tests/secure_client/test_*.py) \
 test-kernels: $(READY)  ## numerical tests again, with the kernels of the oldest processors
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 \
 		$(PYTEST) $(NUMERICAL)
+
+# Without an environment any Python with the packages will do: a machine with a card may have no network to build one.
+gpu:  ## check and measure the GPU of this machine, some five minutes, with PYTHON where there is no environment
+	PYTHONPATH=.:proto:$$PYTHONPATH $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 check: $(READY)  ## lint, formatting, types, layers, size, and that the generated stubs are current
 	$(BIN)/ruff check .

@@ -16,11 +16,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from agreement.registry.recipe import Trains
 from algorithms.method_losses import CrossEntropyLoss
-from secure_client.models.prototype_model import PrototypeModel, build_model
+from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model
 from secure_client.training.batches import TensorSource
 from secure_client.training.job import Job, Schedule
 
@@ -30,7 +30,7 @@ LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 1e-5
 
 @dataclass(frozen=True)
 class Workload:
-    """Local training of ``sites`` sites: ``steps`` batches of ``batch`` images (channels, side, side) an epoch."""
+    """Local training at ``sites`` sites: ``steps`` batches of ``batch`` images (channels, side, side) an epoch."""
 
     model: str
     dim: int
@@ -50,6 +50,11 @@ class Workload:
         return build_model(
             self.model, classes=CLASSES, dim=self.dim, channels=self.channels, image_size=self.side, seed=0
         )
+
+    def network(self) -> nn.Module:
+        """Return the same network, float (B, …) → logits (B, K), as plain PyTorch without the product's checks."""
+        model = cast("SplitModel", self.build())
+        return nn.Sequential(model.backbone, model.classifier)
 
     def images(self, count: int, seed: int = 0) -> TensorDataset:
         """Draw images, float32 (count, channels, side, side) in [0, 1), and int64 labels (count,)."""
@@ -86,11 +91,6 @@ WORKLOADS = {
     "resnet18": Workload("resnet18", 512, 3, 32, sites=20, batch=4),
 }
 """Workloads by name: those whose limits were measured on a card by hand, at one size of images for every column."""
-
-
-def load_batches(dataset: TensorDataset, batch: int) -> DataLoader[tuple[Tensor, Tensor]]:
-    """Return a loader of shuffled full batches, as each of PFLlib's clients makes for itself."""
-    return DataLoader(cast("Dataset[tuple[Tensor, Tensor]]", dataset), batch, shuffle=True, drop_last=True)
 
 
 def train_plainly(

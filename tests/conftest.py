@@ -51,11 +51,16 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the longest files first."""
+    """Run the longest files first, and skip what needs a GPU where there is none."""
     if missing := [name for name in LONGEST if not (config.rootpath / name).exists()]:
         raise pytest.UsageError(f"tests/conftest.py names files that are not there: {missing}")
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+    if on_a_gpu := [item for item in items if item.get_closest_marker("gpu")]:
+        import torch  # noqa: PLC0415 (a second, which tests without torch need not spend)
+
+        for item in on_a_gpu if not torch.cuda.is_available() else ():
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 # By itself an example may take 200 ms, and drawing them a second: times vary with the machine's load.

@@ -13,6 +13,7 @@ import click
 
 from benchmarks import ckks, frameworks, pairwise, rotation, samples, secagg, train
 from benchmarks import round as whole_round
+from benchmarks.gpu.__main__ import main as gpu
 from protoseal.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ PACKAGES = ("algorithms", "crypto", "proto", "protoseal", "protoseal_files", "se
 BENCHMARKS = {
     module.__name__: module.main
     for module in (ckks, frameworks, pairwise, rotation, whole_round, samples, secagg, train)
-}
+} | {"benchmarks.gpu": gpu}
 """Commands of the checkout, by their modules."""
 _OURS = re.compile(rf"(?:nohup )?(?:OMP_NUM_THREADS=1 )?(?:protoseal|python -m (?:{'|'.join(BENCHMARKS)})) ")
 _FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)

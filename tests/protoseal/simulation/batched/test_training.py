@@ -256,7 +256,7 @@ def test_models_bound_to_rows_train_as_others(spec: str) -> None:
     assert torch.equal(flat.values[1, : first.numel()], first.flatten())  # rows are in the order of binding
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_on_a_gpu() -> None:
     gpu = torch.device("cuda")
     jobs = [

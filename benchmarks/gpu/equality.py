@@ -1,0 +1,241 @@
+"""Equality of simulated runs on two devices, up to rounding that is measured.
+
+A run on the device is compared with the *reference*: the same run on the CPU, one site after the other, by sessions,
+without a protection. Both round in float32, in different orders of sums, and training amplifies rounding by a factor
+that no formula gives: batch normalisation of few pixels divides by small deviations, and a ReLU's derivative jumps. The
+amplification is therefore measured, by two further runs on the CPU:
+
+* *reordered*: the run with other kernels (no oneDNN), sites in one batched program, and the case's protection. Its
+  distance from the reference is what another order of sums, and the protection's own rounding, make of this run. The
+  device may be :data:`ROUNDING` times as far away.
+* *shifted*: the reference with a learning rate that is larger by ``power``, one percent. The check must be able to see
+  such an error: a tolerance above this distance is reported as too wide, and counts as a failure.
+
+Distances are Euclidean norms over all sites' values of one kind together. Withheld classes, groups and integers must be
+equal. Now and then a tie decides, of a ReLU or between two clusters, and rounding becomes a jump: one in some twenty
+pairs of runs on a CPU. A jump belongs to one seed and a wrong path is wrong at each, so that a comparison that fails is
+repeated with the next of :data:`SEEDS`, and the last one counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from protoseal.simulation.batched import graphs
+from protoseal.simulation.config import SimulationConfig, load_simulation
+from protoseal.simulation.experiment import CompletedRound, Watcher, simulate
+
+ROUNDING = 64.0
+"""Distance allowed to a device, in distances between two orders of sums on the CPU.
+
+Winograd's F(4×4, 3×3), which cuDNN may choose, rounds about ten times as much as a direct sum (Lavin and Gray 2016).
+Distances between pairs of orders on a CPU varied by a factor of two between seeds, by SGD. The rest is a margin.
+"""
+LEAST = 2.0**-20
+"""Distance that is always allowed, relative to the values: 16 units of rounding, for runs equal in both orders."""
+SEEDS = (0, 1, 2)
+GRAPHS = Path(graphs.__file__).stem
+"""Name by which the log knows the module that captures CUDA graphs."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration of ``simulate``, and the ``variants`` of it that run on the device.
+
+    With ``beside_itself`` the reference runs on the device too, for runs whose random numbers are drawn there.
+    """
+
+    name: str
+    flags: Mapping[str, object]
+    settings: tuple[str, ...] = ()
+    variants: tuple[Mapping[str, object], ...] = ({},)
+    power: float = 0.01
+    beside_itself: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Result of one variant: ``distances`` by kind of value, as (distance, tolerance, distance of the shifted run)."""
+
+    name: str
+    seed: int
+    distances: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results of one run: what must be equal, and values by kind, as one float64 vector each."""
+
+    exact: Mapping[str, object]
+    values: Mapping[str, NDArray[np.float64]]
+
+
+class _Reports(Watcher):
+    """Losses of every site and round."""
+
+    def __init__(self) -> None:
+        self.losses: dict[tuple[int, str], tuple[float, ...]] = {}
+
+    def on_completed(self, completed: CompletedRound) -> None:
+        for site, report in completed.reports.items():
+            given = report.loss, report.loss_classification
+            self.losses[completed.round, site] = tuple(float("nan") if x is None else x for x in given)
+
+
+def choices(setting: str) -> tuple[str, ...]:
+    """Return the values that a setting of ``simulate`` may have, but for ``auto``."""
+    return tuple(
+        value for value in get_args(SimulationConfig.model_fields[setting].annotation) if value != "auto"
+    )
+
+
+def compare(case: Case, device: str) -> Iterator[Comparison]:
+    """Compare each of a case's variants with the reference; yield a comparison for each variant.
+
+    Raises the errors of :func:`protoseal.simulation.experiment.simulate` for a reference that cannot run. An error of
+    a variant is a problem of the variant.
+    """
+    left = list(case.variants)
+    for seed in SEEDS:
+        comparisons = list(_compare_seed(case, left, device, seed))
+        last = seed == SEEDS[-1]
+        yield from (comparison for comparison in comparisons if last or not comparison.problems)
+        left = [
+            variant
+            for variant, comparison in zip(left, comparisons, strict=True)
+            if comparison.problems and not last
+        ]
+        if not left:
+            return
+
+
+def _compare_seed(
+    case: Case, variants: Sequence[Mapping[str, object]], device: str, seed: int
+) -> Iterator[Comparison]:
+    where = device if case.beside_itself else "cpu"
+    alone: dict[str, object] = {"device": where, "engine": "sessions", "batched": "never", "seeds": [seed]}
+    plain = alone | {"protection": "plain"}
+    reference = run(case, plain)
+    with _other_kernels():
+        reordered = run(case, alone | {"batched": "always"})
+    rate = load(case, {}, Path()).training.lr * (1.0 + case.power)
+    shifted = run(case, plain, f"training.lr={rate!r}")
+    for variant in variants:
+        name = " ".join([case.name, *(f"{key}={value}" for key, value in variant.items())])
+        try:
+            tested = run(case, {**variant, "device": device, "seeds": [seed]})
+        except Exception as error:  # the other variants run
+            yield Comparison(name, seed, problems=(f"{type(error).__name__}: {error}",))
+            continue
+        distances, problems = _judge(case, reference, reordered, shifted, tested)
+        yield Comparison(name, seed, distances, problems)
+
+
+def _judge(
+    case: Case, reference: Outcome, reordered: Outcome, shifted: Outcome, tested: Outcome
+) -> tuple[dict[str, tuple[float, float, float]], tuple[str, ...]]:
+    """Return the distances, and what is wrong."""
+    distances: dict[str, tuple[float, float, float]] = {}
+    different = [key for key, value in reference.exact.items() if tested.exact.get(key) != value]
+    problems = [f"{key} differ" for key in different]
+    for kind, values in reference.values.items():
+        found = tested.values.get(kind)
+        if found is None or found.shape != values.shape or not np.isfinite(found).all():
+            problems.append(f"{kind}: other shapes, or not finite")
+            continue
+        scale = float(np.linalg.norm(values)) or 1.0
+        distance, spread, shift = (
+            float(np.linalg.norm(run.values[kind] - values)) / scale for run in (tested, reordered, shifted)
+        )
+        tolerance = max(ROUNDING * spread, LEAST)
+        distances[kind] = distance, tolerance, shift
+        if not distance <= tolerance:
+            problems.append(f"{kind}: distance {distance:.1e} above {tolerance:.1e}")
+        if not tolerance < shift:
+            problems.append(
+                f"{kind}: tolerance {tolerance:.1e} would hide an error of {case.power:.0%}: {shift:.1e}"
+            )
+    return distances, tuple(problems)
+
+
+@contextmanager
+def _other_kernels() -> Iterator[None]:
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+
+
+class _Errors(logging.Handler):
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__(logging.WARNING)
+        self._records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR or record.module == GRAPHS:
+            self._records.append(record)
+
+
+@contextmanager
+def raise_logged_errors() -> Iterator[None]:
+    """Raise ``RuntimeError`` for an error that was only logged.
+
+    A site contains its errors, and sites whose program raises train one by one. Steps that cannot be captured as a CUDA
+    graph are taken without one, with a warning. Each hides the path that is to be compared.
+    """
+    records: list[logging.LogRecord] = []
+    handler = _Errors(records)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+    if records:
+        raise RuntimeError(records[0].getMessage())
+
+
+def load(case: Case, flags: Mapping[str, object], out: Path, *settings: str) -> SimulationConfig:
+    """Return a case's configuration; raise ``ConfigError`` for one that the product refuses."""
+    return load_simulation(None, {**case.flags, **flags, "out": out}, [*case.settings, *settings])
+
+
+def run(case: Case, flags: Mapping[str, object], *settings: str) -> Outcome:
+    """Run a case and return its results, of which nothing stays on disk.
+
+    Raises the errors of :func:`simulate`, and ``RuntimeError`` for an error that a site contained.
+    """
+    reports = _Reports()
+    with tempfile.TemporaryDirectory(prefix="protoseal-gpu-") as folder:
+        config = load(case, flags, Path(folder), *settings)
+        with raise_logged_errors():
+            result = simulate(config, reports, fresh=True)
+        exact: dict[str, Any] = {
+            "withheld classes": [site.withheld for site in result.sites],
+            "groups": result.groups,
+            "epsilon": [site.epsilon for site in result.sites],
+            "reported rounds": sorted(reports.losses),
+        }
+        values: dict[str, list[NDArray[Any]]] = {
+            "losses": [np.array(losses) for _, losses in sorted(reports.losses.items())]
+        }
+        for path in sorted(Path(folder).glob("sites/*/*.safetensors")):
+            for name, array in sorted(load_file(path).items()):
+                if array.dtype.kind == "f":
+                    values.setdefault(path.stem, []).append(array.ravel())
+                else:
+                    exact[f"{path.parent.name} {path.stem} {name}"] = array.tolist()
+    joined = {kind: np.concatenate(arrays).astype(np.float64) for kind, arrays in values.items()}
+    return Outcome(exact, joined)

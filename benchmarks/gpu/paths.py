@@ -1,0 +1,161 @@
+"""Paths of a simulation that a device must compute as the CPU does: the cases of :mod:`benchmarks.gpu.equality`.
+
+Methods, protections and engines are those that the code has; pairs that it refuses are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from agreement import ConfigError, DpSgdSection
+from agreement.registry.methods import METHODS
+from benchmarks.gpu.equality import Case, Comparison, choices, compare, load, run
+from benchmarks.workloads import WORKLOADS
+from secure_client.training.batches import TensorSource
+from secure_client.training.loop import run_job
+
+DIGITS: Mapping[str, object] = {
+    "dataset": "digits",
+    "split": "iid:per=60",
+    "sites": 4,
+    "rounds": 2,
+    "tests": 5,
+    "evaluate_every": 2,
+    "workers": 1,
+}
+BRIEF = ("min_holders=3", "training.local_epochs=1", "training.optimiser=sgd")
+"""Settings of short runs. SGD, since Adam divides by small gradients, and a tie of a ReLU then moves weights far."""
+COLOUR = (
+    "training.batch_size=5",  # several steps of one shape, which a graph replays from the third on
+    *("preprocessing.image_size=16", "preprocessing.channels=3"),
+    *("preprocessing.mean=[0.5,0.5,0.5]", "preprocessing.std=[0.5,0.5,0.5]"),
+)
+ENGINES = tuple({"engine": engine} for engine in choices("engine"))
+NETWORKS = {
+    "fedpc-cnn, Adam": ("training.model=fedpc-cnn", "training.optimiser=adam"),
+    "fedpc-cnn": ("training.model=fedpc-cnn",),
+    "tanh-cnn": ("training.model=tanh-cnn",),
+    "resnet10": ("training.model=resnet10", "dim=512"),
+    "resnet10, group": ("training.model=resnet10", "dim=512", "training.norm=group"),
+    "resnet18": ("training.model=resnet18", "dim=512"),
+}
+
+
+def compare_methods(device: str, protection: str) -> Iterator[Comparison]:
+    """Compare every method that a protection serves, in every engine that runs it."""
+    for method in METHODS:
+        case = Case(f"{method}, {protection}", {**DIGITS, "method": method, "protection": protection}, BRIEF)
+        yield from _compare_variants(case, device, ENGINES)
+
+
+def compare_networks(device: str) -> Iterator[Comparison]:
+    """Compare networks with and without normalisation and dropout, in every way to batch sites and every engine."""
+    flags = {**DIGITS, "method": "pfpl", "split": "iid:per=20", "sites": 3}
+    batched = [{"batched": how} for how in ("auto", *choices("batched"))]
+    for name, settings in NETWORKS.items():
+        yield from _compare_variants(
+            Case(name, flags, (*BRIEF, *COLOUR, *settings)), device, [*batched, *ENGINES]
+        )
+    for method in ("fedbn", "ditto"):
+        case = Case(
+            f"resnet10, {method}", {**flags, "method": method}, (*BRIEF, *COLOUR, *NETWORKS["resnet10"])
+        )
+        yield from _compare_variants(case, device, ENGINES)
+    mixed = {"models": ["resnet10", "mobilenet-v2", "small-cnn"]}
+    yield from _compare_variants(
+        Case("different networks", {**flags, **mixed}, (*BRIEF, *COLOUR, "dim=64")), device, batched
+    )
+    dropout = (*BRIEF, f"training.model={__name__}:build_dropout_network")
+    yield from _compare_variants(Case("dropout", flags, dropout, beside_itself=True), device, batched)
+
+
+def _compare_variants(
+    case: Case, device: str, variants: Sequence[Mapping[str, object]]
+) -> Iterator[Comparison]:
+    served = tuple(variant for variant in variants if _is_served(case, variant))
+    if served:
+        yield from compare(replace(case, variants=served), device)
+
+
+def _is_served(case: Case, variant: Mapping[str, object]) -> bool:
+    try:
+        load(case, variant, Path())
+    except ConfigError:
+        return False
+    return True
+
+
+def build_dropout_network(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Build a network of 8×8 images with dropout, which no built-in network has."""
+    extractor = nn.Sequential(nn.Flatten(), nn.Linear(64, dim), nn.ReLU(), nn.Dropout(0.3))
+    return extractor, nn.Linear(dim, num_classes)
+
+
+# DP-SGD, whose noise comes from the operating system
+
+PRIVATE = DpSgdSection(noise_multiplier=0.01, clip=1.0, sampling_rate=1.0)
+"""Steps on all records with little noise, which only a job may take: a run with so little has no finite ε."""
+NOISE_ROUNDING, NOISE_POWER = 2.0, 0.25
+"""Distance allowed in distances between two CPU runs, and the error of the learning rate that must show.
+
+Norms of so many Gaussian numbers vary by less than a percent, so that twice the distance between two CPU runs is no
+accident of the noise.
+"""
+
+
+def compare_private(device: str) -> Iterator[Comparison]:
+    """Compare the weights after DP-SGD up to its noise, and a run's ε and withheld classes exactly."""
+    reference, again, shifted, tested = (
+        _train_privately(where, rate)
+        for where, rate in (("cpu", 1), ("cpu", 1), ("cpu", 1 + NOISE_POWER), (device, 1))
+    )
+    spread, shift, distance = (
+        float((other - reference).norm() / reference.norm()) for other in (again, shifted, tested)
+    )
+    tolerance, problems = NOISE_ROUNDING * spread, []
+    if not distance <= tolerance:
+        problems.append(f"change: distance {distance:.1e} above {tolerance:.1e}")
+    if not tolerance < shift:
+        problems.append(
+            f"change: tolerance {tolerance:.1e} would hide an error of {NOISE_POWER:.0%}: {shift:.1e}"
+        )
+    yield Comparison("DP-SGD steps", 0, {"change": (distance, tolerance, shift)}, tuple(problems))
+    yield _run_privately(device)
+
+
+def _train_privately(device: str, rate: float) -> Tensor:
+    """Return the change of a site's weights, float64 (P,), on the CPU."""
+    # One label, so that the records' gradients add up, and the noise is small beside their sum.
+    workload = replace(WORKLOADS["small-cnn-28"], sites=1, steps=10)
+    (job,) = workload.jobs(torch.device(device), epochs=3)
+    inputs, labels = workload.images(workload.samples).tensors
+    source = TensorSource(TensorDataset(inputs, torch.zeros_like(labels)), job.device)
+    schedule = replace(job.schedule, lr=0.1 * rate, batch_size=workload.samples)
+    before = nn.utils.parameters_to_vector(job.model.parameters()).detach().clone()
+    run_job(replace(job, source=source, schedule=schedule, dp_sgd=PRIVATE))
+    after = nn.utils.parameters_to_vector(job.model.parameters()).detach()
+    return (after - before).double().cpu()
+
+
+def _run_privately(device: str) -> Comparison:
+    settings = (
+        *(
+            *BRIEF,
+            "training.norm=group",
+            "privacy.clip=1.0",
+            "privacy.noise_multiplier=2.0",
+            "privacy.release_every=2",
+        ),
+        *("privacy.extractor=private", "privacy.dp_sgd.noise_multiplier=1.0", "privacy.dp_sgd.clip=1.0"),
+        "privacy.dp_sgd.sampling_rate=0.1",
+    )
+    case = Case("DP-SGD run", {**DIGITS, "method": "pfpl"}, settings)
+    reference, tested = (run(case, {"device": where}) for where in ("cpu", device))
+    problems = [] if tested.exact["epsilon"] == reference.exact["epsilon"] else ["epsilon differs"]
+    return Comparison("DP-SGD run", 0, {}, tuple(problems))

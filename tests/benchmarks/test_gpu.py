@@ -1,0 +1,135 @@
+"""``make gpu`` finds wrong paths and wrong limits, survives parts that fail, and writes its figures; here on a CPU."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from benchmarks.gpu import equality, limits, speed
+from benchmarks.gpu.__main__ import main, run_part
+from benchmarks.gpu.equality import Case, Outcome, choices, compare
+from benchmarks.gpu.parts import PARTS, Part
+from benchmarks.gpu.paths import BRIEF, DIGITS, compare_private
+from benchmarks.gpu.report import PartReport, markdown
+from benchmarks.workloads import WORKLOADS
+from tests.support.marks import full_but
+
+CPU = torch.device("cpu")
+CASE = Case(
+    "pfpl", {**DIGITS, "method": "pfpl", "split": "iid:per=20", "sites": 3}, BRIEF, ({"batched": "always"},)
+)
+TINY = replace(WORKLOADS["small-cnn-28"], sites=2, batch=4, steps=2)
+
+
+@pytest.mark.full
+def test_compare_equal_paths_have_no_problem() -> None:
+    (comparison,) = compare(CASE, "cpu")
+    assert comparison.problems == ()
+    assert comparison.distances.keys() == {"losses", "model", "prototypes"}
+    assert all(distance <= tolerance < shift for distance, tolerance, shift in comparison.distances.values())
+
+
+@pytest.mark.full
+def test_compare_learning_rate_one_percent_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, calls = equality.run, itertools.count(1)
+
+    def run(case: Case, flags: Mapping[str, object], *settings: str) -> Outcome:
+        is_on_device = next(calls) == 4  # after the reference, reordered and shifted
+        return right(case, flags, *settings, *(["training.lr=0.0101"] if is_on_device else []))
+
+    monkeypatch.setattr(equality, "run", run)
+    monkeypatch.setattr(equality, "SEEDS", (0,))
+    (comparison,) = compare(CASE, "cpu")
+    assert any(problem.startswith("model: distance") for problem in comparison.problems)
+
+
+def test_choices_are_those_of_the_setting() -> None:
+    assert choices("batched") == ("always", "never")
+
+
+@pytest.mark.full
+def test_compare_private_noise_alone_is_no_problem() -> None:
+    assert [comparison.problems for comparison in compare_private("cpu")] == [(), ()]
+
+
+@pytest.mark.parametrize("name", full_but(WORKLOADS, "small-cnn"))
+def test_check_limits_every_limit_takes_the_same_step(name: str) -> None:
+    distances = limits.check_limits(replace(WORKLOADS[name], sites=2, batch=2), CPU)
+    assert distances.keys() == limits.limits_on(CPU).keys()
+    assert max(distances.values()) < speed.EXACT
+
+
+def test_time_training_limit_of_another_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(batches: limits.Batches, mixed: bool) -> limits.Limit:
+        batches.labels.zero_()
+        return limits.stacked(batches, mixed)
+
+    monkeypatch.setitem(limits.LIMITS, "stacked", other)
+    with pytest.raises(ValueError, match="stacked"):
+        list(speed.time_training(TINY, CPU, turns=1))
+
+
+@pytest.mark.parametrize("name", limits.limits_on(CPU))
+def test_limits_in_bfloat16_stay_near_float32(name: str) -> None:
+    """Eight bits of a factor leave a step's error below a tenth of the step."""
+    make, begun = limits.LIMITS[name], nn.utils.parameters_to_vector(TINY.network().parameters()).detach()
+    exact, mixed = (make(limits.Batches.draw(TINY, CPU), kind).weights() for kind in (False, True))
+    assert 0 < float((mixed - exact).norm()) < 0.1 * float((exact - begun).norm())
+
+
+@pytest.mark.full
+def test_measure_round_training_is_a_part_of_the_round() -> None:
+    measured = speed.measure_round(replace(TINY, sites=3), "pfpl", {}, "cpu")
+    assert 0 < measured.training < measured.seconds
+    assert measured.groups.keys() >= {"SQLite", "hashing", "other"}
+
+
+def test_run_part_failure_and_timeout_are_reported() -> None:
+    part = PARTS["tests"]
+    failed = run_part("no such part", part, device="cpu", running=set())
+    assert "KeyError" in failed.failure
+    assert failed.problems
+    stopped = run_part("networks", Part(part.run, seconds=0), device="cpu", running=set())
+    assert stopped.failure.startswith("stopped after 0 s")
+
+
+def test_markdown_ratio_is_to_the_fastest_limit() -> None:
+    row = {"kind": "Timing", "precision": "tf32", "reason": ""}
+    times = {"one by one": 40.0, "stacked": 8.0, speed.PRODUCT: 12.0}
+    rows = [row | {"way": way, "milliseconds": value} for way, value in times.items()]
+    wrong = {
+        "kind": "Comparison",
+        "name": "pfpl",
+        "seed": 0,
+        "distances": {"model": [1.0, 2.0, 3.0]},
+        "problems": ["x"],
+    }
+    reports = [PartReport("speed-a", 1.0, rows), PartReport("plain", 2.0, [wrong])]
+    text = markdown(reports, {"card": "none"})
+    assert "| a | tf32 | – | 40 | 8 | – | – | 12 | 1.5 | – |" in text
+    assert "- plain: pfpl: x" in text
+    assert [bool(report.problems) for report in reports] == [False, True]
+
+
+@pytest.mark.full
+def test_gpu_command_on_a_cpu_writes_tables_and_json(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["--cpu", "--only", "speed-small-cnn-28", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    assert {row["way"] for row in record["parts"][0]["rows"]} >= {speed.PLAIN, speed.PRODUCT, "stacked"}
+    assert "| small-cnn-28 | float32 |" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_command_without_a_gpu_is_refused() -> None:
+    result = CliRunner().invoke(main, [])
+    assert result.exit_code == 2
+    assert "--cpu" in result.stderr
