@@ -74,7 +74,7 @@ def see_through(federation: Federation, killings: Killings) -> None:
     processes = _Processes(federation, killings)
     to_die = [name for name, _ in killings]
     while to_die:
-        name = processes.first_over(to_die)
+        name = processes.first_over([*dict.fromkeys(to_die)])
         processes.wait_for_death(name)
         processes.start(name)
         to_die.remove(name)

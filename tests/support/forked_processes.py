@@ -4,12 +4,14 @@ A site's process spends seconds on its imports, and a test that kills thirty of 
 is still a process of its own, which opens its files and sockets itself and takes a signal alone. Nothing is shared but
 code: the nursery has no thread, no connection, and runs no party itself.
 
-The limit: what a process does before its own code runs is not tested here, but where parties are started by the
-command. So are the pauses between a site's tries to reach a coordinator that is away: here they are short.
+Limits. What an interpreter does before a party's own code runs, and what it frees after the last of that code, is
+tested only where parties are started by the command. So are the pauses between a site's tries to reach a coordinator
+that is away: here they are short.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -145,8 +147,13 @@ class Child:
 # Inside the nursery
 
 
+_exit_status: list[int] = []
+"""Exit status of a party in its own process, once its code has ended."""
+
+
 def main() -> None:
     """Answer requests, a line each, until there are no more."""
+    atexit.register(_leave)  # before all others, hence called after all others
     for module in _IMPORTED:
         importlib.import_module(module)
     wait_less()
@@ -183,14 +190,31 @@ def _answer(request: dict[str, Any]) -> int | None:
 def become_party(
     folder: str, arguments: list[str], log: str, own: dict[str, str], module: str = PROTOSEAL
 ) -> NoReturn:
-    """Run the module in this forked process, and leave through whoever forked it, as a command does at its end."""
+    """Run the module in this forked process, and leave through whoever forked it, as a command does at its end.
+
+    The interpreter waits for threads and calls what is registered for its exit, as it does for a command.
+    """
     _give_away_files(log)
     os.chdir(folder)
     os.environ.update(own)
     sys.path[0] = folder  # where a site's own model is looked for, as with python -m
     sys.argv = ["protoseal", *arguments]
-    runpy.run_module(module, run_name="__main__")
-    raise SystemExit
+    code: object = None
+    try:
+        runpy.run_module(module, run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    if code is None or isinstance(code, int):
+        _exit_status.append(code or 0)
+    raise SystemExit(code)
+
+
+def _leave() -> None:
+    """End a party without freeing what was imported, which would first copy all of it from the nursery."""
+    if _exit_status:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_status[-1])
 
 
 def _give_away_files(log: str) -> None:
