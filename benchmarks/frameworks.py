@@ -9,7 +9,7 @@ is here: a contestant only says that a round is over. CPU seconds are those of a
 which processes start and memory is allocated, does not count.
 
 The check: final weights equal those of PFLlib's loop within rounding, or the comparison ends in an error. Where no
-layer normalises batches, one step fewer at one site is more than rounding.
+layer normalises batches, one step fewer at one of twenty sites is more than rounding.
 
 Needs Linux, whose ``/proc`` tells the times of processes.
 """
@@ -54,10 +54,11 @@ WORKS: Mapping[str, Workload] = {
     "tiny": Workload("small-cnn", dim=64, channels=1, side=8, sites=1000, batch=10, steps=2),
 }
 """Work by name. Few steps, so that what is no training shows."""
-ROUNDING, ROUNDING_OF_BATCH_NORM = 1e-4, 2e-2
+ROUNDING, ROUNDING_OF_BATCH_NORM = 5e-4, 2e-2
 """Largest distances of final weights, over the way that they went, which are rounding alone.
 
-Measured: 4e-5 and 7e-3. Batch normalisation of eight images amplifies rounding in every step.
+Measured with two steps a round, when weights go least far: 2e-4 and 7e-3. Batch normalisation of eight images
+amplifies rounding in every step.
 """
 
 
