@@ -339,9 +339,9 @@ def contestants(
     here = (sys.executable, "-m")
     simulation = (*here, "benchmarks.contestants.simulation")
     chosen = [Contestant(PLAIN, (*here, "benchmarks.contestants.plain_loop"))]
-    chosen += [
-        Contestant(f"protoseal, {engine}", simulation, (str(ROOT), f"engine={engine}")) for engine in engines
-    ] or [Contestant("protoseal", simulation, (str(ROOT),))]
+    for engine in engines:
+        name, settings = f"protoseal, {engine}", (str(ROOT), f"engine={engine}")
+        chosen.append(Contestant(name, simulation, settings))
     if before is not None:
         chosen.append(Contestant("protoseal before", simulation, (str(before.absolute()),)))
     cores = str(os.cpu_count() or 1)
@@ -467,7 +467,11 @@ PYTHON = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--method", default=FEDAVG, show_default=True, help="Method; others than fedavg run protoseal alone."
 )
 @click.option(
-    "--engines", callback=parse_words, default="", help="Engines of protoseal, such as tensors,sessions."
+    "--engines",
+    callback=parse_words,
+    default="tensors,sessions",
+    show_default=True,
+    help="Engines of protoseal, with commas between.",
 )
 @click.option(
     "--before",
