@@ -29,8 +29,8 @@ PACKAGES = (
     "secure_server",
 )
 """Packages that are installed."""
-CODE_LINES = 42_100
-SETTINGS = 206
+CODE_LINES = 42_350
+SETTINGS = 212
 """Ceilings: what there was when they were set, and 1 % more."""
 _NO_CODE = {
     tokenize.COMMENT,

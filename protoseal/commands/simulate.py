@@ -144,7 +144,8 @@ def _parse_seeds(_: click.Context, __: click.Parameter, value: str | None) -> tu
     "settings",
     multiple=True,
     metavar="SECTION.KEY=VALUE",
-    help="Any setting of the file, such as training.lr=0.01; may be repeated.",
+    help="Any setting of the file, such as training.lr=0.01, or schedule.participation=0.1 for a tenth of the sites in"
+    " each round; may be repeated.",
 )
 @click.option(
     "--sweep",

@@ -26,6 +26,7 @@ from agreement.toml_loading import (
     ConfigError,
     Count,
     LocalPath,
+    Section,
     check_kind,
     data_spec,
     directory_of,
@@ -38,6 +39,28 @@ from secure_client.config import Device
 SPLITTING = ("split", "sites", "tests")
 """Settings that divide a data set whose files do not."""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+
+
+class ScheduleSection(Section):
+    """Participation and training schedules, under `plain` and with the engine for tensors only.
+
+    In each round a share of the sites, drawn at random, takes part: these sites train, send, and count for
+    `min_holders`. A result that all sites of a group have in common, such as an averaged model, reaches the other sites
+    too, as in PFLlib. Where each site has a result of its own, as with PFPL, the others keep their last one. Every
+    site is tested.
+    """
+
+    participation: PositiveShare = 1.0
+    """Share of the sites that takes part in a round, rounded up, and at least `min_sites`."""
+    lr_decay: PositiveShare = 1.0
+    """Factor by which each round multiplies the learning rate."""
+    crop: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Pixels of black around a training image, of which a random window of the image's size is cut out."""
+    flip: bool = False
+    """Mirror each training image with probability 1/2."""
+    optimiser_state: Literal["reset", "kept"] = "reset"
+    """Momentum and Adam's means at the start of a round: zero, or those of the site's last round."""
 
 
 class SimulationConfig(RunSettings):
@@ -108,6 +131,8 @@ class SimulationConfig(RunSettings):
     """Feature dimension d."""
     min_sites: Annotated[int, Field(ge=2)] | None = None
     """Fewest sites of a round; `min_holders`, and at least 2, unless given."""
+    schedule: ScheduleSection = ScheduleSection()
+    """Participation and training schedules, which a simulation alone has."""
     extension: ExtensionTables = Field(default_factory=dict, validate_default=True)
     """Settings of extensions."""
 
@@ -186,6 +211,23 @@ class SimulationConfig(RunSettings):
             raise ValueError(
                 f"engine = 'tensors' computes in the clear and keeps no ledger, so that it cannot simulate"
                 f" {self._needs_sessions}: choose engine = 'sessions'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedule_serves(self) -> Self:
+        if self.schedule == ScheduleSection():
+            return self
+        # A coordinator that chose the participants could choose two cohorts that differ in one site, and subtract.
+        if not self.uses_tensors:
+            raise ValueError(
+                "[schedule] is for simulations with tensors, and does not go with "
+                f"{self._needs_sessions or 'engine = sessions'}: leave one of the two out"
+            )
+        if self.schedule.participation < 1 and self.training.frozen_extractor:
+            raise ValueError(
+                "schedule.participation is below 1, but with training.frozen_extractor prototypes are sent once, in "
+                "round 1, by the sites that take part in it: leave one of the two out"
             )
         return self
 

@@ -21,7 +21,7 @@ from protoseal.reports.run_results import over_seeds, run_result
 from protoseal.reports.split_report import write_split
 from protoseal.simulation.batched.precision import Precision, allow_tf32
 from protoseal.simulation.batched.training import Batching
-from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.config import ScheduleSection, SimulationConfig
 from protoseal.simulation.local_federation import LocalFederation, RunOutcome
 from protoseal.simulation.run_folder import COMPARED, RunFolder, SavedRun
 from protoseal.simulation.site_datasets import DividedData, divide
@@ -189,6 +189,7 @@ class Scene:
             pretrained=config.pretrained,
             accept_dark_or_constant_inputs=config.accept_dark_or_constant_inputs,
             class_names=config.class_names,
+            schedule=config.schedule,
         )
 
     @property
@@ -380,7 +381,7 @@ class SeedRuns:
 
     def _result(self, run: SavedRun, others: Sequence[SavedRun], *, complete: bool) -> RunResult:
         best = {method.value: ended.outcome.best_round for method, ended in self._runs.items()}
-        return run_result(
+        result = run_result(
             run.agreement,
             run.outcome.sites,
             run.outcome.rounds,
@@ -393,6 +394,11 @@ class SeedRuns:
             data_sha256=run.data_sha256,
             diagnoses=tuple(diagnosis for shown in (run, *others) for diagnosis in shown.diagnoses),
         )
+        if self._config.schedule == ScheduleSection():
+            return result
+        # The agreement, which makes up the rest of the result's configuration, has no schedule.
+        schedule = self._config.schedule.model_dump(mode="json")
+        return result.model_copy(update={"config": {**result.config, "schedule": schedule}})
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from agreement import Agreement, Method
 from protoseal.reports.run_results import mean
 from protoseal.simulation.batched.precision import Precision
 from protoseal.simulation.batched.training import Batching, KeptPrograms, run_together
+from protoseal.simulation.config import ScheduleSection
 from protoseal.simulation.run_log import RunLog
 from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.checkpoints.learner_factory import build_learner, warn_of_fedavg
@@ -35,6 +36,7 @@ class SiteTraining:
 
     With ``models``, the site at position i in the order of names has the i-th model (cyclically) instead of the
     agreement's; ``pretrained`` then applies to sites with the agreement's model. The sites' logs keep ``class_names``.
+    ``schedule`` is for the engine on tensors.
     """
 
     device: str = "cpu"
@@ -44,6 +46,7 @@ class SiteTraining:
     pretrained: Path | None = None
     accept_dark_or_constant_inputs: bool = False
     class_names: Mapping[str, str] = field(default_factory=dict)
+    schedule: ScheduleSection = field(default_factory=ScheduleSection)
 
     def model_at(self, agreement: Agreement, position: int) -> str:
         """Return the model that the site at that position trains."""

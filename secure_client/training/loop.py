@@ -62,7 +62,11 @@ class _Training:
         self._trained = trained
         self._optimiser = job.schedule.optimise(trained.values())
         for name, state in (job.optimiser_state or {}).items():
-            self._optimiser.state[trained[name]] = {key: value.clone() for key, value in state.items()}
+            # Adam counts steps on the CPU.
+            self._optimiser.state[trained[name]] = {
+                key: value.to("cpu" if key == "step" else job.device, copy=True)
+                for key, value in state.items()
+            }
         self._generator = None if job.augmentation is None else job.augmentation.generator(job.seed)
         self._error: BaseException | None = None
 

@@ -95,6 +95,13 @@ class _Writer:
             "rows": self._put_array(state.rows),
             "guide": self._put_guide(state.received.guide),
             "averaged": self._put_array(state.received.averaged),
+            "optimisers": [
+                {
+                    name: {key: self._put(value) for key, value in values.items()}
+                    for name, values in job_state.items()
+                }
+                for job_state in state.optimisers
+            ],
         }
 
     def put_exchange(self, exchange: Exchange) -> dict[str, Any]:
@@ -142,6 +149,13 @@ class _Reader:
                 None if guide is None else self._guide(tuple(guide)),
                 None if averaged is None else self._arrays[averaged],
             ),
+            [
+                {
+                    name: {key: self._tensors[value] for key, value in values.items()}
+                    for name, values in job_state.items()
+                }
+                for job_state in stored["optimisers"]
+            ],
         )
 
     def restore_exchange(self, exchange: Exchange, stored: dict[str, Any]) -> None:

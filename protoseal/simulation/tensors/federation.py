@@ -27,6 +27,7 @@ from protoseal.reports.result_files import site_folder
 from protoseal.simulation.batched.training import KeptPrograms
 from protoseal.simulation.local_federation import RunOutcome
 from protoseal.simulation.run_log import RunLog
+from protoseal.simulation.schedules import RunSchedule
 from protoseal.simulation.site_pool import (
     EVERY_ROUND,
     ONE_BY_ONE,
@@ -36,7 +37,7 @@ from protoseal.simulation.site_pool import (
     train_sites,
 )
 from protoseal.simulation.tensors.checkpoint import Checkpoints
-from protoseal.simulation.tensors.exchanges import Exchange, Exchanged, build_exchange
+from protoseal.simulation.tensors.exchanges import Exchanged, build_exchange
 from protoseal.simulation.tensors.message_sizes import (
     Message,
     RoundFacts,
@@ -89,7 +90,10 @@ class TensorFederation:
                 training.learner(agreement, name, data[name], position) for position, name in enumerate(names)
             ]
             self._models = ModelRows(learners, agreement.averaging)
-            self.sites = [TensorSite(agreement, learner, self._models) for learner in learners]
+            self._schedule = RunSchedule(training.schedule, agreement)
+            self.sites = [
+                TensorSite(agreement, learner, self._models, self._schedule) for learner in learners
+            ]
             device = choose_device(training.device)
             self._exchange = (
                 None
@@ -122,8 +126,8 @@ class TensorFederation:
 
     def run(self) -> None:
         """Run the remaining rounds, or until training stops early."""
-        if self._exchange is not None and not self.pool.completed:
-            self._start(self._exchange)
+        if not self.pool.completed:
+            self._start()
         while not self.pool.is_over:
             number = self.pool.completed + 1
             self._run_round(number)
@@ -159,21 +163,27 @@ class TensorFederation:
             write_site_log(site_folder(out, name), log)
         return outcome
 
-    def _start(self, exchange: Exchange) -> None:
+    def _start(self) -> None:
         """Form the groups of sites, by FedPC from the prototypes of the initial models."""
         agreement, names = self.agreement, [site.name for site in self.sites]
-        messages = [*setup_messages(agreement, names)]
-        if agreement.method.is_grouped:
+        is_grouped = self._exchange is not None and agreement.method.is_grouped
+        if is_grouped or self._schedule.leaves_sites_out:  # a site may be tested before it has trained
             for site in self.sites:
                 site.compute_values(0)
+        if self._exchange is None:
+            return
+        messages = [*setup_messages(agreement, names)]
+        if is_grouped:
             shapes = [((1, len(agreement.classes) * agreement.dim),)] * len(names)
             messages += round_messages(0, self._round_start(0, self.sites), shapes, shapes)
         self._log_messages(0, messages)
-        exchange.group()
+        self._exchange.group()
 
-    def _participants(self, round_number: int) -> list[TensorSite]:  # noqa: ARG002 (for schedules to come)
-        """Return the sites that train and send in a round, in the order of their names: all of them."""
-        return self.sites
+    def _participants(self, round_number: int) -> list[TensorSite]:
+        """Return the sites that train and send in a round, in the order of their names."""
+        groups = self._exchange.groups if self._exchange is not None else ()
+        drawn = self._schedule.participants(groups or [[site.name for site in self.sites]], round_number)
+        return [site for site in self.sites if site.name in drawn]
 
     def _run_round(self, number: int) -> None:
         """Train the participants from their last results, exchange their values, and report the round."""
@@ -185,17 +195,20 @@ class TensorFederation:
         ended = time.perf_counter()
         count = len(participants)
         seconds = {"train": (trained - began) / count, "protect": (ended - trained) / count}
+        names = tuple(site.name for site in participants)
+        received = dict(zip(names, exchanged.received, strict=True))
         with self._log.transaction():
             if self._exchange is not None:
                 messages = round_messages(number, start, exchanged.sent, exchanged.result)
                 self._log_messages(number, messages)
-            for site, received in zip(participants, exchanged.received, strict=True):
-                self._report(number, site, received, seconds, count if self._exchange else 1)
+            for site in self.sites:
+                classes = received.get(site.name)
+                self._report(number, site, classes, seconds, count if self._exchange else 1)
             self._log.put_round(
                 CoordinatorRound(
                     number,
                     1,
-                    tuple(site.name for site in participants),
+                    names,
                     self._names(~exchanged.active),
                     ended - trained,
                     time.perf_counter() - began,
@@ -234,21 +247,25 @@ class TensorFederation:
         return Exchanged(every, every[0], (), [], [])
 
     def _report(
-        self, number: int, site: TensorSite, received: Bool, seconds: Mapping[str, float], sites: int
+        self, number: int, site: TensorSite, received: Bool | None, seconds: Mapping[str, float], sites: int
     ) -> None:
-        """Test a site if a test is due, and store its figures of the round."""
+        """Test a site if a test is due, and store its figures of the round; ``received`` is None if it sat out."""
+        sits_out = received is None
+        if sits_out:
+            site.sit_out()
         values = site.values.require_last()
         figures = site_round(
             number,
             1,
             sites,
-            self._names(values.held_classes() & ~received),
+            () if received is None else self._names(values.held_classes() & ~received),
             site.predictor.evaluate() if self.pool.tests_in(number) else None,
-            seconds,
+            dict.fromkeys(seconds, 0.0) if sits_out else seconds,
             inference=self.agreement.inference,
-            shortened=values.shortened_share,
+            shortened=None if sits_out else values.shortened_share,
         )
-        self.pool.record_round(site.name, figures.model_copy(update={"trained": values.losses is not None}))
+        succeeded = sits_out or values.losses is not None
+        self.pool.record_round(site.name, figures.model_copy(update={"trained": succeeded}))
 
     def _names(self, classes: Bool) -> tuple[str, ...]:
         """Return the names of classes (K,)."""

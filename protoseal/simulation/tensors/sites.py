@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agreement import Agreement
 from algorithms.gram_matrix import Float
 from algorithms.prototypes import Guide
+from protoseal.simulation.schedules import RunSchedule
 from protoseal.simulation.tensors.models import ModelRows, Rows
 from secure_client.checkpoints.checkpointed_learner import log_failed_training, run_jobs
 from secure_client.checkpoints.exchanged_values import ExchangedValues, TrainedValues
 from secure_client.checkpoints.learner_factory import prototype_bounds
 from secure_client.checkpoints.predictor import Predictor
-from secure_client.training.job import Job, Losses
+from secure_client.training.job import Job, Losses, OptimiserState
 from secure_client.training.learner import Learner
 
 
@@ -29,18 +31,24 @@ class Received:
 
 @dataclass(frozen=True)
 class SiteState:
-    """State of a site after a round: its models, its own prototypes (K, d), if any, and what it received."""
+    """State of a site after a round: its models, its own prototypes (K, d), if any, and what it received.
+
+    ``optimisers`` are the states of its last jobs' optimisers, if the schedule keeps them.
+    """
 
     round: int
     models: Rows
     rows: Float | None
     received: Received
+    optimisers: Sequence[OptimiserState] = ()
 
 
 class TensorSite:
-    """One site of the tensor engine; ``models`` has the models of all sites."""
+    """One site of the tensor engine; ``models`` has the models of all sites, ``schedule`` is the run's."""
 
-    def __init__(self, agreement: Agreement, learner: Learner, models: ModelRows) -> None:
+    def __init__(
+        self, agreement: Agreement, learner: Learner, models: ModelRows, schedule: RunSchedule
+    ) -> None:
         self.learner = learner
         self.received = Received()
         self.values = ExchangedValues(learner, prototype_bounds(agreement), None, agreement.averaging)
@@ -48,6 +56,9 @@ class TensorSite:
         self.best: SiteState | None = None
         """State of the best round so far, under early stopping."""
         self._models = models
+        self._schedule = schedule
+        self._jobs: list[Job] = []
+        self._optimisers: Sequence[OptimiserState] = ()
 
     @property
     def name(self) -> str:
@@ -56,7 +67,9 @@ class TensorSite:
 
     def jobs(self, round_number: int) -> list[Job]:
         """Return the jobs of the round, to be run in this order."""
-        return self.learner.jobs(round_number, self.received.guide)
+        jobs = self.learner.jobs(round_number, self.received.guide)
+        self._jobs = self._schedule.adapt(jobs, round_number, self._optimisers)
+        return self._jobs
 
     def run(self, round_number: int) -> Losses | None:
         """Run the round's jobs and return the losses of the last job; None after any error."""
@@ -71,7 +84,14 @@ class TensorSite:
         if losses is None:
             self.undo()
             log_failed_training(self.name, round_number)
+        else:
+            self._optimisers = [job.optimiser_state for job in self._jobs if job.optimiser_state is not None]
+        self._jobs = []
         self.compute_values(round_number, losses)
+
+    def sit_out(self) -> None:
+        """Take no part in a round: models, values and results stay, and the losses of the last training are past."""
+        self.values.last = replace(self.values.require_last(), losses=None)
 
     def compute_values(self, round_number: int, losses: Losses | None = None) -> None:
         """Compute what the site exchanges of its present model."""
@@ -82,13 +102,16 @@ class TensorSite:
     def state(self) -> SiteState:
         """Return a copy of the present state, after the first training."""
         last = self.values.require_last()
-        return SiteState(last.round, self._models.copy(self.name), last.rows, replace(self.received))
+        return SiteState(
+            last.round, self._models.copy(self.name), last.rows, replace(self.received), self._optimisers
+        )
 
     def restore(self, state: SiteState) -> None:
         """Restore a state."""
         self._models.paste(self.name, state.models)
         self.values.last = TrainedValues(state.round, self.learner.counts, b"", state.rows)
         self.received.guide, self.received.averaged = state.received.guide, state.received.averaged
+        self._optimisers = state.optimisers
 
     def remember(self) -> None:
         """Keep a copy of the present state, replacing an earlier copy."""
