@@ -38,6 +38,7 @@ _WITHOUT_MEANING = {
     "as_json",
     "evaluate_every",
     "per_class",
+    *("sweeps", "address", "cpus_per_run", "gpus_per_run"),
 }
 """Options of ``simulate`` that ``attack`` does not have."""
 

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from protoseal.simulation.experiment import Watcher
 
 NOISES = ("local", "distributed")
-_WITHOUT_MEANING = {"early_stopping", "tensorboard", "fresh", "as_json"}
+_WITHOUT_MEANING = {
+    *("early_stopping", "tensorboard", "fresh", "as_json"),
+    *("sweeps", "address", "cpus_per_run", "gpus_per_run"),
+}
 """Options of ``simulate`` that ``evaluate`` does not have."""
 _NOT_AT_INFINITY = {"privacy", "seeds", "out"}
 """Sections and settings that ``--at-inf`` must not name: the runs at ∞ lack them, or share them with the others."""

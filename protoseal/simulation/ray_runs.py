@@ -17,6 +17,8 @@ from __future__ import annotations
 import copy
 import os
 import secrets
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -261,11 +263,11 @@ def _run(task: TaskConfig, seed: int, method: str, divided: DividedData | str, t
     divided = copy.deepcopy(
         divided
     )  # arrays in the object store cannot be written, and tensors would share them
-    with Scalars(config.out / "tensorboard") if config.tensorboard else nullcontext(Watcher()) as watcher:
-        try:
+    try:
+        with Scalars(config.out / "tensorboard") if config.tensorboard else nullcontext(Watcher()) as watcher:
             run_method(config, seed, method_named(method), divided, watcher)
-        except RUN_ERRORS as error:
-            return str(error)
+    except RUN_ERRORS as error:
+        return str(error)
     return None
 
 
@@ -302,7 +304,13 @@ def _connect(ray: Any, address: str) -> Iterator[None]:
                 f"this machine ({error})"
             ) from error
         stack.callback(ray.shutdown)
+        # Ray's own handler aborts the process, and would leave the cluster's files.
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _exit))
         yield
+
+
+def _exit(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def choose_resources(

@@ -37,7 +37,16 @@ from tests.support.documents import (
 README = text_of("README.md")
 PRIVACY = text_of("docs/how-to/privacy-officer.md") + text_of("docs/explanation/privacy-mechanisms.md")
 OWN_DATA, RESEARCHER = text_of("docs/tutorials/own-data-and-model.md"), text_of("docs/how-to/researcher.md")
-OTHERS_OPTIONS = {"--detach", "--generate", "--no-deps", "--plan", "--requeue", "--sign", "--strict"}
+OTHERS_OPTIONS = {
+    "--block",
+    "--detach",
+    "--generate",
+    "--no-deps",
+    "--plan",
+    "--requeue",
+    "--sign",
+    "--strict",
+}
 """Options in spans that are other programs'."""
 OTHERS_NAMES = {"OTHER_RUN", "disable_client", "max_epsilon", "min_clients"}
 """Names in spans that are placeholders, or other programs'."""

@@ -252,7 +252,10 @@ def test_evaluate_has_the_options_of_simulate() -> None:
     own = {each.name: each for each in evaluate_command.params}
     shared = [each for each in simulate_command.params if own.get(each.name) is each]
     left_out = {each.name for each in simulate_command.params} - {each.name for each in shared}
-    assert left_out == {"early_stopping", "tensorboard", "fresh", "as_json"}
+    assert left_out == {
+        *("early_stopping", "tensorboard", "fresh", "as_json"),
+        *("sweeps", "address", "cpus_per_run", "gpus_per_run"),
+    }
 
 
 @pytest.mark.parametrize(
