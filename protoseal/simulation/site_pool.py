@@ -17,11 +17,12 @@ from protoseal.simulation.batched.training import Batching, KeptPrograms, run_to
 from protoseal.simulation.config import ScheduleSection
 from protoseal.simulation.run_log import RunLog
 from secure_client.checkpoints.exchanged_values import ExchangedValues
-from secure_client.checkpoints.learner_factory import build_learner, warn_of_fedavg
+from secure_client.checkpoints.learner_factory import build_checked_model, build_learner, warn_of_fedavg
 from secure_client.checkpoints.predictor import Predictor
 from secure_client.data import SiteData
 from secure_client.error_containment import run_or_fallback
 from secure_client.errors import DataError
+from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_log import SiteLog, SiteRound, loss_figures, site_round
 from secure_client.training.evaluation import Evaluation
 from secure_client.training.job import Job, Losses
@@ -52,8 +53,29 @@ class SiteTraining:
         """Return the model that the site at that position trains."""
         return self.models[position % len(self.models)] if self.models else agreement.training.model
 
-    def learner(self, agreement: Agreement, name: str, data: SiteData, position: int) -> Learner:
-        """Return a site's learner, and log warnings that concern all sites with the first; raise a ``SiteError``."""
+    def learners(self, agreement: Agreement, data: Mapping[str, SiteData]) -> list[Learner]:
+        """Return the sites' learners in the order of names, with copies of models that are built once."""
+        built: dict[str, PrototypeModel] = {}
+        learners = []
+        for position, name in enumerate(sorted(data)):
+            model = self.model_at(agreement, position)
+            if model not in built:
+                built[model] = build_checked_model(agreement, model, self._pretrained_for(agreement, model))
+            learners.append(self.learner(agreement, name, data[name], position, built[model]))
+        return learners
+
+    def learner(
+        self,
+        agreement: Agreement,
+        name: str,
+        data: SiteData,
+        position: int,
+        initial: PrototypeModel | None = None,
+    ) -> Learner:
+        """Return a site's learner, with a copy of the ``initial`` model unless it is to be built.
+
+        Warnings that concern all sites are logged with the first. Raises a ``SiteError``.
+        """
         model = self.model_at(agreement, position)
         learner = build_learner(
             agreement,
@@ -61,12 +83,16 @@ class SiteTraining:
             data,
             model=model,
             device=self.device,
-            pretrained=self.pretrained if model == agreement.training.model else None,
+            pretrained=self._pretrained_for(agreement, model),
             accept_dark_or_constant_inputs=self.accept_dark_or_constant_inputs,
+            initial=initial,
         )
         if position == 0:
             warn_of_fedavg(agreement, learner)
         return learner
+
+    def _pretrained_for(self, agreement: Agreement, model: str) -> Path | None:
+        return self.pretrained if model == agreement.training.model else None
 
 
 @dataclass(frozen=True)

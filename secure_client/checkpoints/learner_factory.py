@@ -16,7 +16,7 @@ from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
 from secure_client.models.pretrained import load_pretrained
-from secure_client.models.prototype_model import PrototypeModel, build_model, hash_weights
+from secure_client.models.prototype_model import PrototypeModel, build_model, copy_model, hash_weights
 from secure_client.models.wrapped_models import project
 from secure_client.privacy.bounds import PrototypeBounds, check_initial_bounds
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
@@ -73,6 +73,15 @@ def build_agreed_model(agreement: Agreement, spec: str, pretrained: Path | None 
     return change(agreement.settings_of(agreement.method), model, agreement.dim, seed)
 
 
+def build_checked_model(agreement: Agreement, model: str, pretrained: Path | None) -> PrototypeModel:
+    """Return the initial model, on the CPU; raise unless it can do what was agreed."""
+    built = build_initial_model(agreement, model, pretrained)
+    check_averaged(agreement, built)
+    check_private(agreement, built)
+    check_frozen(agreement, built)
+    return built
+
+
 def build_learner(
     agreement: Agreement,
     site: str,
@@ -82,18 +91,16 @@ def build_learner(
     device: str,
     pretrained: Path | None = None,
     accept_dark_or_constant_inputs: bool = False,
+    initial: PrototypeModel | None = None,
 ) -> Learner:
     """Return the learner that the agreement prescribes.
 
-    Raises a :class:`secure_client.errors.SiteError`: :class:`secure_client.errors.DataError` if all images are dark or
+    ``initial`` is the result of :func:`build_checked_model`, of which the learner trains a copy. Raises a :class:`secure_client.errors.SiteError`: :class:`secure_client.errors.DataError` if all images are dark or
     constant, or all records equal, without ``accept_dark_or_constant_inputs``.
     """
     training = agreement.training
     # What is wrong with the model alone is said before the data are read, which may take minutes.
-    built = build_initial_model(agreement, model, pretrained)
-    check_averaged(agreement, built)
-    check_private(agreement, built)
-    check_frozen(agreement, built)
+    built = build_checked_model(agreement, model, pretrained) if initial is None else copy_model(initial)
     learner = Learner(
         built,
         with_owners(data, agreement),

@@ -47,6 +47,7 @@ from protoseal.simulation.tensors.message_sizes import (
 from protoseal.simulation.tensors.models import ModelRows
 from protoseal.simulation.tensors.sites import TensorSite
 from protoseal_wire.messages import PhaseKey
+from secure_client.checkpoints.learner_factory import warn_of_weight
 from secure_client.data import SiteData
 from secure_client.output.site_files import write_agreement
 from secure_client.output.site_log import SiteRound, site_round, write_site_log
@@ -86,9 +87,9 @@ class TensorFederation:
             )
             self._log = self._stack.enter_context(RunLog(folder / "log.sqlite"))
             names = sorted(data)
-            learners = [
-                training.learner(agreement, name, data[name], position) for position, name in enumerate(names)
-            ]
+            learners = training.learners(agreement, data)
+            for learner in learners:
+                warn_of_weight(agreement, learner)
             self._models = ModelRows(learners, agreement.averaging)
             self._schedule = RunSchedule(training.schedule, agreement)
             self.sites = [
