@@ -5,7 +5,7 @@ The journal keeps the values with the model, so that a restart changes no bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Self
 
@@ -23,6 +23,7 @@ from algorithms.prototypes import Guide
 from secure_client.error_containment import run_or_fallback
 from secure_client.privacy.bounds import Bounded, PrototypeBounds, saturate
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
+from secure_client.training.feature_pass import EmbeddedBatch
 from secure_client.training.job import Losses
 from secure_client.training.learner import Learner
 
@@ -132,11 +133,22 @@ class ExchangedValues:
         self.last: TrainedValues | None = None
         """Values of the last training, or those that a checkpoint had; None before any."""
 
-    def compute(self, number: int, base_hash: bytes, guide: Guide | None) -> TrainedValues:
-        """Return the values after the training of a round from this base; errors as of a release."""
+    def compute(
+        self,
+        number: int,
+        base_hash: bytes,
+        guide: Guide | None,
+        embedded: Iterable[EmbeddedBatch] | None = None,
+    ) -> TrainedValues:
+        """Return the values after the training of a round from this base; errors as of a release.
+
+        Without noise, ``embedded`` are the features of the training set, if they are known already.
+        """
         bare = TrainedValues(number, self._learner.counts, base_hash)
         if self._noisy is None:
-            return self._compute_exact(bare) if self._learner.exchanges_prototypes else bare
+            if not self._learner.exchanges_prototypes:
+                return bare
+            return self._compute_exact(bare, self._learner.embed() if embedded is None else embedded)
         # From here on nothing may depend on a record but through this release: counts, rows and scores all follow it.
         drawn = self._noisy.release_round(number, self._learner.embed(), guide)
         # At the noisy prototypes, and not the exact ones: scores change targets, which change later models.
@@ -219,8 +231,7 @@ class ExchangedValues:
         """Entropy of the site's labels, in nats; exact, and a secret of this site."""
         return metrics.entropy(self._learner.counts)
 
-    def _compute_exact(self, bare: TrainedValues) -> TrainedValues:
-        embedded = self._learner.embed()
+    def _compute_exact(self, bare: TrainedValues, embedded: Iterable[EmbeddedBatch]) -> TrainedValues:
         rows, counts = self._learner.prototypes(embedded)
         scores = self._compute_scores(lambda: self._learner.scores(embedded), rows)
         local = run_or_fallback(

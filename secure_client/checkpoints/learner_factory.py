@@ -95,7 +95,9 @@ def build_learner(
 ) -> Learner:
     """Return the learner that the agreement prescribes.
 
-    ``initial`` is the result of :func:`build_checked_model`, of which the learner trains a copy. Raises a :class:`secure_client.errors.SiteError`: :class:`secure_client.errors.DataError` if all images are dark or
+    ``initial`` is the result of :func:`build_checked_model`, of which the learner trains a copy.
+
+    Raises a :class:`secure_client.errors.SiteError`: :class:`secure_client.errors.DataError` if all images are dark or
     constant, or all records equal, without ``accept_dark_or_constant_inputs``.
     """
     training = agreement.training

@@ -101,34 +101,41 @@ class Predictor:
 
     def _test(self, test: Callable[[Guide | None], Evaluation | None]) -> Evaluation | None:
         """Run ``test`` with the method's predicting model; personalised accuracies are of the last trained model."""
-        guide = self._received.guide
-        is_aggregated, is_frozen = self._aggregated is not None, self._learner.has_initial_features
-        # A site's own prototypes belong to the model that it trained and do not fit another model's trained features.
-        fits = is_frozen or (guide is not None and (not is_aggregated or isinstance(guide, Clusters)))
-        # Computed only where they fit: a method without prototypes takes a pass over the records for them.
-        deciding = deciding_guide(self.prototypes()) if fits else None
+        deciding = self.guide()
         trained = test(deciding)
-        if trained is None or not is_aggregated:
+        if trained is None or self.aggregated is None:
             return trained
         with self._predicting_model():
             aggregated = test(deciding)
-        if aggregated is None:
-            return None
-        return replace(
-            aggregated, pm_v=trained.pm_v, pm_l=trained.pm_l, accuracy_trained=trained.accuracy_classifier
-        )
+        return None if aggregated is None else with_trained(aggregated, trained)
+
+    def guide(self) -> Guide | None:
+        """Return the prototypes to predict by; None where there are none that fit the model."""
+        guide = self._received.guide
+        is_aggregated, is_frozen = self.aggregated is not None, self._learner.has_initial_features
+        # A site's own prototypes belong to the model that it trained and do not fit another model's trained features.
+        fits = is_frozen or (guide is not None and (not is_aggregated or isinstance(guide, Clusters)))
+        # Computed only where they fit: a method without prototypes takes a pass over the records for them.
+        return deciding_guide(self.prototypes()) if fits else None
 
     @property
-    def _aggregated(self) -> Float | None:
+    def aggregated(self) -> Float | None:
         """Averaged part of the last result, where the method predicts with it; a first result must have come."""
         return self._received.averaged if self._learner.predicts is Predicts.AGGREGATED else None
 
     @contextmanager
     def _predicting_model(self) -> Iterator[None]:
         """Give the learner the method's predicting model inside the ``with`` block."""
-        aggregated = self._aggregated
+        aggregated = self.aggregated
         if aggregated is None:
             yield
             return
         with self._learner.use_averaged(aggregated):
             yield
+
+
+def with_trained(aggregated: Evaluation, trained: Evaluation) -> Evaluation:
+    """Return an aggregated model's evaluation with personalised accuracies of the model as the site trained it last."""
+    return replace(
+        aggregated, pm_v=trained.pm_v, pm_l=trained.pm_l, accuracy_trained=trained.accuracy_classifier
+    )

@@ -60,19 +60,36 @@ def evaluate(
     ``trained_on`` int64 (K,) are the training samples of each class. ``prototypes`` are on the source's device.
     """
     # One pass for both predictions, so that they are of the same features.
-    classes = len(trained_on)
     predicted, nearest, labels = [], [], []
     for outputs, batch_labels in evaluate_outputs(model, source):
         predicted.append(outputs.logits.argmax(dim=1).cpu())
         labels.append(batch_labels.cpu())
         if prototypes is not None:
             nearest.append(inference.by_prototype(outputs, prototypes).cpu())
-    true_labels, total = torch.cat(labels).numpy(), len(source)
-    correct, counts = metrics.per_class(torch.cat(predicted).numpy(), true_labels, classes)
+    return evaluation_of(
+        torch.cat(predicted).numpy(),
+        torch.cat(nearest).numpy() if nearest else None,
+        torch.cat(labels).numpy(),
+        trained_on,
+    )
+
+
+def evaluation_of(
+    predicted: NDArray[np.int64],
+    nearest: NDArray[np.int64] | None,
+    labels: NDArray[np.int64],
+    trained_on: NDArray[np.int64],
+) -> Evaluation:
+    """Return the evaluation of predictions by classifier (N,), and by prototype if there are any, of ``labels`` (N,).
+
+    ``trained_on`` int64 (K,) are the training samples of each class.
+    """
+    classes, total = len(trained_on), len(labels)
+    correct, counts = metrics.per_class(predicted, labels, classes)
     by_prototype: tuple[float | None, ...] = ()
     accuracy_prototype = None  # before the first prototypes, and under noisy counts that leave no class
-    if nearest:
-        near_correct, _ = metrics.per_class(torch.cat(nearest).numpy(), true_labels, classes)
+    if nearest is not None:
+        near_correct, _ = metrics.per_class(nearest, labels, classes)
         accuracy_prototype = int(near_correct.sum()) / total
         by_prototype = _share_per_class(near_correct, counts)
     return Evaluation(

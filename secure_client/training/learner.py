@@ -33,7 +33,13 @@ from secure_client.models.prototype_model import (
 )
 from secure_client.models.wrapped_models import FixedBatchModel
 from secure_client.training.averaged_parameters import AveragedPart
-from secure_client.training.batches import BatchSource, DatasetSource, batch_in_order, open_source
+from secure_client.training.batches import (
+    BatchSource,
+    DatasetSource,
+    TensorSource,
+    batch_in_order,
+    open_source,
+)
 from secure_client.training.dp_sgd.model_support import check_batch_independence, check_suitable
 from secure_client.training.evaluation import EVALUATION_BATCH, Evaluation, evaluate
 from secure_client.training.feature_pass import EmbeddedBatch, FeaturePass
@@ -356,6 +362,27 @@ class Learner:
     def predictor(self) -> PrototypeModel:
         """Module that this site predicts with."""
         return self._model if self._personal is None else self._personal
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model and the data."""
+        return self._device
+
+    @property
+    def train_tensors(self) -> tuple[Tensor, Tensor] | None:
+        """Inputs and labels of the training set on the device; None for data that are read as needed."""
+        return self._train.tensors if isinstance(self._train, TensorSource) else None
+
+    @property
+    def test_tensors(self) -> tuple[Tensor, Tensor] | None:
+        """Inputs and labels of the test set on the device; None without one, and for data that are read as needed."""
+        return self._test.tensors if isinstance(self._test, TensorSource) else None
+
+    @cached_property
+    def test_labels(self) -> NDArray[np.int64]:
+        """Labels of the test set (N,); empty without one, and for data that are read as needed."""
+        tensors = self.test_tensors
+        return np.empty(0, dtype=np.int64) if tensors is None else tensors[1].cpu().numpy()
 
     @property
     def counts(self) -> NDArray[np.int64]:

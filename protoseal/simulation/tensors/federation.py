@@ -24,7 +24,7 @@ from agreement.derived.cohorts import stated_classes
 from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Targets
 from protoseal.reports.result_files import site_folder
-from protoseal.simulation.batched.training import KeptPrograms
+from protoseal.simulation.batched.training import Batching, KeptPrograms, sites_at_once
 from protoseal.simulation.local_federation import RunOutcome
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.schedules import RunSchedule
@@ -45,12 +45,18 @@ from protoseal.simulation.tensors.message_sizes import (
     setup_messages,
 )
 from protoseal.simulation.tensors.models import ModelRows
+from protoseal.simulation.tensors.passes import embed_sites, evaluate_sites
 from protoseal.simulation.tensors.sites import TensorSite
 from protoseal_wire.messages import PhaseKey
 from secure_client.checkpoints.learner_factory import warn_of_weight
+from secure_client.checkpoints.predictor import with_trained
 from secure_client.data import SiteData
+from secure_client.error_containment import run_or_fallback
 from secure_client.output.site_files import write_agreement
 from secure_client.output.site_log import SiteRound, site_round, write_site_log
+from secure_client.training.evaluation import Evaluation
+from secure_client.training.feature_pass import EmbeddedBatch
+from secure_client.training.job import Losses
 from secure_client.training.learner import choose_device
 from secure_server.round_log import CoordinatorRound
 
@@ -95,6 +101,7 @@ class TensorFederation:
             self.sites = [
                 TensorSite(agreement, learner, self._models, self._schedule) for learner in learners
             ]
+            self._at_once = sites_at_once(learners[0].jobs(0, None)[0], training.batching)
             device = choose_device(training.device)
             self._exchange = (
                 None
@@ -169,8 +176,7 @@ class TensorFederation:
         agreement, names = self.agreement, [site.name for site in self.sites]
         is_grouped = self._exchange is not None and agreement.method.is_grouped
         if is_grouped or self._schedule.leaves_sites_out:  # a site may be tested before it has trained
-            for site in self.sites:
-                site.compute_values(0)
+            self._compute_values(0, self.sites, [None] * len(self.sites))
         if self._exchange is None:
             return
         messages = [*setup_messages(agreement, names)]
@@ -202,9 +208,10 @@ class TensorFederation:
             if self._exchange is not None:
                 messages = round_messages(number, start, exchanged.sent, exchanged.result)
                 self._log_messages(number, messages)
-            for site in self.sites:
+            tested = self._test(self.sites) if self.pool.tests_in(number) else [None] * len(self.sites)
+            for site, test in zip(self.sites, tested, strict=True):
                 classes = received.get(site.name)
-                self._report(number, site, classes, seconds, count if self._exchange else 1)
+                self._report(number, site, classes, test, seconds, count if self._exchange else 1)
             self._log.put_round(
                 CoordinatorRound(
                     number,
@@ -224,9 +231,27 @@ class TensorFederation:
         self._models.begin()
         losses = train_sites(sites, number, self._training, self._programs)
         finite = self._models.finite_sites
-        for site, last in zip(sites, losses, strict=True):
-            site.finish(number, last if site.name in finite else None)
+        kept = [last if site.name in finite else None for site, last in zip(sites, losses, strict=True)]
+        for site, last in zip(sites, kept, strict=True):
+            if last is None:
+                site.fail(number)
         self._models.end()
+        self._compute_values(number, sites, kept)
+
+    def _compute_values(
+        self, number: int, sites: Sequence[TensorSite], losses: Sequence[Losses | None]
+    ) -> None:
+        """Compute what the sites exchange of their present models."""
+        learners = [site.learner for site in sites]
+        embedded: Sequence[list[EmbeddedBatch] | None] = [None] * len(sites)
+        if self._training.batching is not Batching.NEVER and learners[0].exchanges_prototypes:
+            embedded = run_or_fallback(
+                lambda: embed_sites(learners, self._at_once),
+                lambda: [None] * len(sites),
+                "the pass of all sites",
+            )
+        for site, last, features in zip(sites, losses, embedded, strict=True):
+            site.finish(number, last, features)
 
     def _bases(self, sites: Sequence[TensorSite]) -> list[tuple[Float, list[str]]]:
         """Return the averaged parts that sites received, each with the names of the sites that share it."""
@@ -247,10 +272,44 @@ class TensorFederation:
         every = np.ones((len(sites), len(self.agreement.classes)), dtype=np.bool_)
         return Exchanged(every, every[0], (), [], [])
 
+    def _test(self, sites: Sequence[TensorSite]) -> list[Evaluation | None]:
+        """Test the sites' models, and where the method predicts with it the averaged one, on their own test sets."""
+        if self._training.batching is Batching.NEVER:
+            return [site.predictor.evaluate() for site in sites]
+        return run_or_fallback(
+            lambda: self._test_together(sites),
+            lambda: [site.predictor.evaluate() for site in sites],
+            "the test of all sites",
+        )
+
+    def _test_together(self, sites: Sequence[TensorSite]) -> list[Evaluation | None]:
+        learners, guides = [site.learner for site in sites], [site.predictor.guide() for site in sites]
+        trained = evaluate_sites(learners, guides, self._at_once)
+        if sites[0].predictor.aggregated is None:
+            return trained
+        names = [site.name for site in sites]
+        columns = self._models.averaged(names)
+        try:
+            for averaged, members in self._bases(sites):
+                self._models.load(members, averaged)
+            aggregated = evaluate_sites(learners, guides, self._at_once)
+        finally:  # training goes on from the trained part, not from the model that predicts
+            self._models.put_back(names, columns)
+        return [
+            None if after is None or before is None else with_trained(after, before)
+            for after, before in zip(aggregated, trained, strict=True)
+        ]
+
     def _report(
-        self, number: int, site: TensorSite, received: Bool | None, seconds: Mapping[str, float], sites: int
+        self,
+        number: int,
+        site: TensorSite,
+        received: Bool | None,
+        tested: Evaluation | None,
+        seconds: Mapping[str, float],
+        sites: int,
     ) -> None:
-        """Test a site if a test is due, and store its figures of the round; ``received`` is None if it sat out."""
+        """Store a site's figures of a round of so many sites; ``received`` is None if it sat out."""
         sits_out = received is None
         if sits_out:
             site.sit_out()
@@ -260,7 +319,7 @@ class TensorFederation:
             1,
             sites,
             () if received is None else self._names(values.held_classes() & ~received),
-            site.predictor.evaluate() if self.pool.tests_in(number) else None,
+            tested,
             dict.fromkeys(seconds, 0.0) if sits_out else seconds,
             inference=self.agreement.inference,
             shortened=None if sits_out else values.shortened_share,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from agreement import Agreement
@@ -14,6 +14,7 @@ from secure_client.checkpoints.checkpointed_learner import log_failed_training, 
 from secure_client.checkpoints.exchanged_values import ExchangedValues, TrainedValues
 from secure_client.checkpoints.learner_factory import prototype_bounds
 from secure_client.checkpoints.predictor import Predictor
+from secure_client.training.feature_pass import EmbeddedBatch
 from secure_client.training.job import Job, Losses, OptimiserState
 from secure_client.training.learner import Learner
 
@@ -79,23 +80,24 @@ class TensorSite:
         """Restore the model of the round's start."""
         self._models.undo(self.name)
 
-    def finish(self, round_number: int, losses: Losses | None) -> None:
-        """End a round's training, undoing it without losses, and compute what the site exchanges."""
-        if losses is None:
-            self.undo()
-            log_failed_training(self.name, round_number)
-        else:
+    def fail(self, round_number: int) -> None:
+        """Undo a round's training, which failed."""
+        self.undo()
+        log_failed_training(self.name, round_number)
+
+    def finish(
+        self, round_number: int, losses: Losses | None, embedded: Iterable[EmbeddedBatch] | None
+    ) -> None:
+        """End a round's training with what the site exchanges of its model; ``embedded`` are features, if known."""
+        if losses is not None:
             self._optimisers = [job.optimiser_state for job in self._jobs if job.optimiser_state is not None]
         self._jobs = []
-        self.compute_values(round_number, losses)
+        values = self.values.compute(round_number, b"", self.received.guide, embedded)
+        self.values.last = replace(values, losses=losses)
 
     def sit_out(self) -> None:
         """Take no part in a round: models, values and results stay, and the losses of the last training are past."""
         self.values.last = replace(self.values.require_last(), losses=None)
-
-    def compute_values(self, round_number: int, losses: Losses | None = None) -> None:
-        """Compute what the site exchanges of its present model."""
-        self.values.last = replace(self.values.compute(round_number, b"", self.received.guide), losses=losses)
 
     # States
 

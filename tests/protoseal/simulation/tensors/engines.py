@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from agreement import Agreement
+from protoseal.simulation.batched.training import Batching
 from protoseal.simulation.config import load_simulation
 from protoseal.simulation.experiment import load_scene
 from protoseal.simulation.local_federation import LocalFederation, RunOutcome
@@ -80,13 +81,15 @@ def run_both(
     *,
     training: SiteTraining = ONE_BY_ONE,
     testing: SiteTesting = EVERY_ROUND,
+    batching: Batching = Batching.NEVER,
 ) -> tuple[Run, Run]:
-    """Run an agreement on tensors, then by sessions."""
+    """Run an agreement on tensors, with this batching, then by sessions, one site after the other."""
     runs = []
-    for engine in (TensorFederation, LocalFederation):
+    trainings = {TensorFederation: replace(training, batching=batching), LocalFederation: training}
+    for engine, settings in trainings.items():
         state, out = folder / engine.__name__ / "state", folder / engine.__name__ / "out"
         state.mkdir(parents=True)
-        with engine(agreement, data, training=training, testing=testing, state=state) as federation:
+        with engine(agreement, data, training=settings, testing=testing, state=state) as federation:
             federation.run()
             outcome = federation.save(out)
         runs.append(Run(outcome, read_payloads(state), read_tensors(out)))
