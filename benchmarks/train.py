@@ -34,17 +34,16 @@ from benchmarks.record import (
     show,
     spent_on,
 )
+from benchmarks.workloads import LR, MOMENTUM, WEIGHT_DECAY, WORKLOADS, Workload
 from protoseal.commands.options import COUNT, example, parse_counts
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.data.preprocess import to_dataset
 from secure_client.data.published import read_published
-from secure_client.models.prototype_model import PrototypeModel, build_model
 from secure_client.training.batches import TensorSource
 from secure_client.training.job import Job, Schedule
 from secure_client.training.learner import choose_device
 
-CLASSES = 10
 MNIST_SAMPLES = 60_000
 COLUMNS = {
     **{name: name for name in ("case", "model", "sites", "samples", "seconds")},
@@ -55,32 +54,8 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class Network:
-    """A built-in model and the images of its measurement: random numbers unless real images are given."""
-
-    spec: str
-    dim: int
-    channels: int
-    side: int
-
-    def images(self, count: int) -> TensorDataset:
-        """Draw random images and labels."""
-        generator = torch.Generator().manual_seed(0)
-        shape = (count, self.channels, self.side, self.side)
-        labels = torch.randint(CLASSES, (count,), generator=generator)
-        return TensorDataset(torch.rand(shape, generator=generator), labels)
-
-    def model(self) -> PrototypeModel:
-        """Return the model, the same for every site, as a run begins."""
-        return build_model(
-            self.spec, classes=CLASSES, dim=self.dim, channels=self.channels, image_size=self.side, seed=0
-        )
-
-
-DIGITS = Network("small-cnn", 64, 1, 28)
-CIFAR = Network("fedpc-cnn", 192, 3, 32)
-NETWORKS = {network.spec: network for network in (DIGITS, CIFAR, Network("resnet10", 512, 3, 32))}
+DIGITS, CIFAR = WORKLOADS["small-cnn-28"], WORKLOADS["fedpc-cnn"]
+NETWORKS = {workload.model: workload for workload in (DIGITS, CIFAR, WORKLOADS["resnet10"])}
 
 
 @dataclass(frozen=True)
@@ -103,18 +78,18 @@ class TrainingBenchmark:
     memory_samples: int = 500
     device: str = "auto"
     data_root: Path | None = None
-    model: str = DIGITS.spec
+    model: str = DIGITS.model
     at_once: int | None = None
 
     @property
-    def network(self) -> Network:
+    def network(self) -> Workload:
         """Model, with images for it."""
         return NETWORKS[self.model]
 
     @property
     def is_real(self) -> bool:
         """True if the images are MNIST's."""
-        return self.data_root is not None and self.model == DIGITS.spec
+        return self.data_root is not None and self.model == DIGITS.model
 
 
 def measure(plan: TrainingBenchmark) -> Iterator[Case]:
@@ -181,7 +156,7 @@ def _memory(plan: TrainingBenchmark) -> Case:
         spent, peak = fresh.submit(_train_many, plan, torch.get_num_threads()).result()
     what: dict[str, Value] = {
         "case": "memory",
-        "model": CIFAR.spec,
+        "model": CIFAR.model,
         "data": "random",
         "sites": plan.memory_sites,
         "samples": plan.memory_samples,
@@ -199,15 +174,15 @@ def _train_many(plan: TrainingBenchmark, threads: int) -> tuple[Spent, int]:
 
 
 def _jobs(
-    network: Network, data: TensorDataset, sites: int, samples: int, plan: TrainingBenchmark
+    network: Workload, data: TensorDataset, sites: int, samples: int, plan: TrainingBenchmark
 ) -> list[Job]:
     """Return the jobs of PFPL's first round, without prototypes; the data are reused cyclically."""
     device = choose_device(plan.device)
     inputs, labels = data.tensors
-    schedule = Schedule(*(0.01, 0.9, 1e-5), plan.batch, local_epochs=1)
+    schedule = Schedule(LR, MOMENTUM, WEIGHT_DECAY, plan.batch, local_epochs=1)
     return [
         Job(
-            model=network.model().to(device),
+            model=network.build().to(device),
             source=TensorSource(_part(inputs, labels, site * samples, samples), device),
             objective=PfplLoss(1.0),
             guide=None,
@@ -276,7 +251,7 @@ def _part(inputs: Tensor, labels: Tensor, start: int, count: int) -> TensorDatas
 @click.option(
     "--model",
     type=click.Choice(list(NETWORKS)),
-    default=DIGITS.spec,
+    default=DIGITS.model,
     show_default=True,
     help="Network that the sites train.",
 )

@@ -86,9 +86,9 @@ class Workload:
 WORKLOADS = {
     "small-cnn": Workload("small-cnn", 64, 3, 32, sites=20, batch=10),
     "small-cnn-28": Workload("small-cnn", 64, 1, 28, sites=20, batch=10),
-    "fedpc-cnn": Workload("fedpc-cnn", 192, 3, 32, sites=100, batch=10),
-    "resnet10": Workload("resnet10", 512, 3, 32, sites=20, batch=32),
-    "resnet18": Workload("resnet18", 512, 3, 32, sites=20, batch=4),
+    "fedpc-cnn": Workload("fedpc-cnn", 192, 3, 32, sites=100, batch=10, steps=10),
+    "resnet10": Workload("resnet10", 512, 3, 32, sites=20, batch=32, steps=10),
+    "resnet18": Workload("resnet18", 512, 3, 32, sites=20, batch=4, steps=10),
 }
 """Workloads by name: those whose limits were measured on a card by hand, at one size of images for every column."""
 

@@ -35,7 +35,7 @@ from protoseal.commands.terminal_output import one_line_errors
 
 CPU_PATIENCE = 8
 """Factor of a part's limit of time on a CPU, where few cores compute everything."""
-CORES = 4
+CORES = 2
 """Cores for a part that compares paths."""
 LAST_CHARACTERS = 400
 """Number of characters of a failed part's errors that are shown."""

@@ -77,11 +77,11 @@ def measure_rounds(device: str) -> Iterator[RoundShare]:
 
 PARTS: dict[str, Part] = {
     "tests": Part(run_gpu_tests, 60),
-    "networks": Part(compare_networks, 150),
+    "networks": Part(compare_networks, 240),
     "dp-sgd": Part(compare_private, 60),
-    **{name: Part(partial(compare_methods, protection=name), 150) for name in PROTECTIONS},
-    **{f"speed-{name}": Part(partial(time_workload, name), 60, alone=True) for name in WORKLOADS},
-    "rounds": Part(measure_rounds, 90, alone=True),
+    **{name: Part(partial(compare_methods, protection=name), 240) for name in PROTECTIONS},
+    **{f"speed-{name}": Part(partial(time_workload, name), 75, alone=True) for name in WORKLOADS},
+    "rounds": Part(measure_rounds, 120, alone=True),
 }
 """Parts by name: those that compare, and then those that measure speed."""
 

@@ -143,5 +143,5 @@ def test_train_hundred_sites_fit_in_memory() -> None:
     assert sites == 100
     assert isinstance(peak, int)
     rest_of_the_images = (50_000 - 100 * 20) * CIFAR.channels * CIFAR.side**2 * 4
-    assert peak > 100 * sum(each.numel() * 4 for each in CIFAR.model().parameters())  # it does count them
+    assert peak > 100 * sum(each.numel() * 4 for each in CIFAR.build().parameters())  # it does count them
     assert peak + rest_of_the_images < 4 * 2**30
