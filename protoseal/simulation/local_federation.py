@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agreement import Agreement, Method
+from agreement import Agreement, ConfigError, Method
 from crypto.keys import StorageKey, derive
 from crypto.pki import (
     Credentials,
@@ -34,6 +34,7 @@ from crypto.pki import (
 from crypto.protection import Pool
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.batched.training import Batching, KeptPrograms
+from protoseal.simulation.config import ScheduleSection
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.site_pool import (
     EVERY_ROUND,
@@ -197,7 +198,10 @@ class LocalFederation:
         ``on_completed`` when all sites have reported a round. A federation resumes from the files that a killed process
         left in ``state``; without ``state`` the files are in a folder that is removed at the end. With
         ``keep_releases`` each site keeps its noisy releases for an audit, which :meth:`save` copies with the ledger.
+        Raises :class:`ConfigError` for a schedule, which the sessions of a deployment do not have.
         """
+        if training.schedule != ScheduleSection():
+            raise ConfigError("schedule", ["sessions have no [schedule]: leave it out"])
         self.agreement = agreement
         self._data = data
         self._training = training

@@ -13,11 +13,12 @@ import safetensors.torch
 import torch
 from torch.utils.data import TensorDataset
 
-from agreement import Method
+from agreement import ConfigError, Method
 from algorithms.prototypes import Targets
 from crypto.errors import MalformedError
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.batched.training import Batching
+from protoseal.simulation.config import ScheduleSection
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal.simulation.site_pool import SiteTraining
 from protoseal.simulation.tensors.federation import TensorFederation, run_control
@@ -55,6 +56,13 @@ def test_local_federation_save_writes_each_sites_files(tmp_path: Path) -> None:
         assert prototypes.counts.tolist() == [6 if k in classes else 0 for k in range(3)]
         assert [each.round for each in outcome.sites[site].rounds] == [1, 2]
         assert outcome.sites[site].train_samples == 6 * len(classes)
+
+
+def test_local_federation_with_a_schedule_is_refused() -> None:
+    agreement = small_agreement()
+    training = SiteTraining(schedule=ScheduleSection(participation=0.5))
+    with pytest.raises(ConfigError, match="schedule"):
+        LocalFederation(agreement, small_data(agreement), training=training)
 
 
 def test_local_federation_repeated_run_is_equal(tmp_path: Path) -> None:

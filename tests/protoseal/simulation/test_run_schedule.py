@@ -148,3 +148,11 @@ def test_schedule_outside_its_range_is_refused(tmp_path: Path, setting: str) -> 
     file.write_text("rounds = 2\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=setting.partition("=")[0]):
         load_simulation(file, {}, (f"schedule.{setting}",))
+
+
+def test_participation_with_prototypes_that_are_sent_once_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("rounds = 2\n[training]\nfrozen_extractor = true\n", encoding="utf-8")
+    load_simulation(file, {}, ("schedule.lr_decay=0.5",))
+    with pytest.raises(ConfigError, match="frozen_extractor"):
+        load_simulation(file, {}, ("schedule.participation=0.5",))
