@@ -37,16 +37,16 @@ def batches_of_job(job: Job) -> tuple[int, int]:
 class Feed:
     """Source of the batches of sites that are sorted by :func:`batches_of_job`, most first.
 
-    An epoch has first the full batches, of all sites that have another at a time. Then each site's last batch follows,
-    in one step of all sites, padded to the longest. Batch normalisation would read the padding, so that in a network
-    with batch statistics only last batches of equal length share a step.
+    An epoch has first the full batches, of all sites that have another at a time. Then each site's last batch follows:
+    if ``padded`` in one step of all sites, padded to the longest, else those of equal length in one step. Batch
+    normalisation would read the padding.
     """
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], *, padded: bool) -> None:
         counts = [batches_of_job(job) for job in jobs]
         self._size = jobs[0].schedule.batch_size
         self._augmentation = jobs[0].augmentation
-        self._padded = not has_batch_norm(jobs[0].model)
+        self._padded = padded
         # One step of all sites needs a last batch of each, which may be a full one.
         self._full = [full - (self._padded and not rest) for full, rest in counts]
         self._ends = [rest or self._padded * self._size for _, rest in counts]
@@ -84,7 +84,10 @@ class Feed:
             split = self._full[site] * size
             full[: self._full[site], site] = order[:split].view(-1, size, width)
             last[site, : self._ends[site]] = order[split:]
-        index = torch.cat([full.flatten(), last.flatten()]).to(self._inputs.device)  # the epoch's only copy
+        index = torch.cat([full.flatten(), last.flatten()])  # the epoch's only copy to the device
+        if self._inputs.device.type == "cuda":
+            index = index.pin_memory()  # so that the copy does not wait for the steps before it
+        index = index.to(self._inputs.device, non_blocking=True)
         full, last = index[: full.numel()].view_as(full), index[full.numel() :].view_as(last)
         for start in range(0, steps, self._block):
             numbers = range(start, min(start + self._block, steps))

@@ -56,6 +56,11 @@ class Layout:
         """Number P of columns of ``floats``."""
         return max(place.stop for place in self.floats.values())
 
+    @property
+    def count_width(self) -> int:
+        """Number Q of columns of ``counts``."""
+        return max((place.stop for place in self.counts.values()), default=0)
+
     def columns(self, names: Collection[str]) -> list[slice]:
         """Return the columns of these ``floats``, in order, neighbouring ones as one slice."""
         slices: list[slice] = []
@@ -89,12 +94,14 @@ class FlatModels:
             raise CannotStack("one model twice")
         if any(Layout(model) != self.layout for model in models[1:]):
             raise CannotStack("networks of several kinds")
-        self.values = _rows(models, self.layout.floats, self.layout.dtype)
-        self.counts = _rows(models, self.layout.counts, torch.int64)
+        device = next(models[0].parameters()).device
+        size = len(models)
+        self.values = torch.empty(size, self.layout.width, dtype=self.layout.dtype, device=device)
+        self.counts = torch.empty(size, self.layout.count_width, dtype=torch.int64, device=device)
         for row, model in enumerate(models):
             tensors = dict(_tensors(model))
             for name, view in self._views(row):
-                tensors[name].data = view
+                tensors[name].data = view.copy_(tensors[name].detach())
         _BOUND[self.values.untyped_storage().data_ptr()] = self
 
     def columns(self, names: Collection[str]) -> list[slice]:
@@ -148,15 +155,3 @@ def _places(tensors: Mapping[str, Tensor]) -> dict[str, Place]:
         places[name] = Place(start, start + tensor.numel(), tensor.shape)
         start += tensor.numel()
     return places
-
-
-def _rows(models: Sequence[nn.Module], places: Mapping[str, Place], dtype: torch.dtype) -> Tensor:
-    """Return a copy of the models' tensors, a row for each model."""
-    device = next(models[0].parameters()).device
-    width = max((place.stop for place in places.values()), default=0)
-    rows = torch.empty(len(models), width, dtype=dtype, device=device)
-    for row, model in zip(rows, models, strict=True):
-        tensors = dict(_tensors(model))
-        for name, place in places.items():
-            row[place.start : place.stop].view(place.shape).copy_(tensors[name].detach())
-    return rows

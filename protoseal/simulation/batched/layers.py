@@ -64,17 +64,19 @@ def part(images: Tensor, sites: int) -> Tensor:
 
 
 class StackedLinear(StackedLayer):
-    """S linear layers: (S·B, f) → (S·B, g)."""
+    """S linear layers, with an optional ReLU: (S·B, f) → (S·B, g)."""
 
     weight: Tensor
     bias: Tensor | None
+    relu = False
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Apply each site's own weights to its inputs."""
         if inputs.ndim != 2:
             raise CannotStack(f"a linear layer with inputs of {inputs.ndim} dimensions")
         weight, bias = self.weight.to(inputs.dtype), _like(inputs, self.bias)
-        return cast("Tensor", _Products.apply(self.by_site(inputs), weight, bias)).flatten(0, 1)
+        products = cast("Tensor", _Products.apply(self.by_site(inputs), weight, bias))
+        return (products.relu_() if self.relu else products).flatten(0, 1)
 
 
 class _Products(torch.autograd.Function):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.losses import Outputs
-from protoseal.simulation.batched.flat_models import CannotStack, FlatModels
+from protoseal.simulation.batched.flat_models import CannotStack, FlatModels, Layout
 from protoseal.simulation.batched.layers import (
     Draws,
     Parting,
@@ -107,8 +107,8 @@ def joins_channels(device: torch.device) -> bool:
 class Stack:
     """The parameters and buffers of S models of one :func:`signature`, and one network that computes with them.
 
-    ``values`` has each by name, (S, *shape), copied, so that the models stay unchanged until :meth:`unload`. With
-    ``precision`` convolutions and products are computed in that type, and the outputs converted to the models' own.
+    ``values`` has each by name, contiguous (S, *shape), copied, so that the models stay unchanged until :meth:`unload`.
+    With ``precision`` convolutions and products are computed in that type, and outputs converted to the models' own.
     """
 
     def __init__(self, models: Sequence[PrototypeModel], precision: torch.dtype | None = None) -> None:
@@ -121,17 +121,30 @@ class Stack:
             raise CannotStack(f"constants in {precision}")
         self._precision = precision
         self.trainable = frozenset(name for name, value in first.named_parameters() if value.requires_grad)
-        self.values: dict[str, Tensor] = {}
+        # A tensor for each type, in which each parameter's numbers of all sites lie side by side.
+        layout, device = Layout(first), next(first.parameters()).device
+        self._working = [
+            torch.empty(len(models) * width, dtype=dtype, device=device)
+            for width, dtype in ((layout.width, layout.dtype), (layout.count_width, torch.int64))
+        ]
+        self.values = {
+            name: working[len(models) * place.start : len(models) * place.stop].view(
+                len(models), *place.shape
+            )
+            for places, working in zip((layout.floats, layout.counts), self._working, strict=True)
+            for name, place in places.items()
+        }
         self.load(models)
-        grouped = joins_channels(next(first.parameters()).device)
-        self._joined = grouped and _can_join(first)
+        self.grouped = joins_channels(device)
+        """True if a convolution of all sites is one operation."""
+        self._joined = self.grouped and _can_join(first)
         self._network = cast("PrototypeModel", _twin(first, joined=self._joined))
         modules = self._network.named_modules()
         self._layers = [(f"{name}.", layer) for name, layer in modules if isinstance(layer, StackedLayer)]
         for _, layer in self._layers:
             layer.joined = self._joined
             if isinstance(layer, StackedConvolution):
-                layer.grouped = grouped
+                layer.grouped = self.grouped
         self.is_random = any(isinstance(layer, StackedDropout) for _, layer in self._layers)
         """True if outputs in training mode need draws."""
         self._views: dict[object, dict[str, Tensor]] = {}
@@ -189,34 +202,38 @@ class Stack:
         """Copy the values of these models, which :meth:`unload` will change."""
         self._models: Sequence[PrototypeModel] = models
         self._bound = FlatModels.find(models)
-        loaded: dict[str, Tensor] = {}
-        if self._bound is None:
-            states = [model.state_dict() for model in models]
-            loaded = {name: torch.stack([state[name] for state in states]).contiguous() for name in states[0]}
-        else:
+        with torch.no_grad():
+            if self._bound is None:
+                states = [model.state_dict() for model in models]
+                for name, value in self.values.items():
+                    torch.stack([state[name] for state in states], out=value)
+                return
             flat, rows = self._bound
-            for places, bound in flat.parts:
+            for (places, bound), working in zip(flat.parts, self._working, strict=True):
                 taken = bound.index_select(0, rows)
-                loaded |= {name: place.view_rows(taken).contiguous() for name, place in places.items()}
-        for name, value in loaded.items():
-            # In place from the second time on: views of the values, and graphs of a GPU, stay valid.
-            self.values.setdefault(name, value).copy_(value)
+                if len(models) == 1:
+                    working.copy_(taken[0])
+                elif places:
+                    torch._foreach_copy_(
+                        [self.values[name] for name in places],
+                        [place.view_rows(taken) for place in places.values()],
+                    )
 
     def unload(self) -> None:
         """Write the values back into the models, which stay in training mode."""
         for model in self._models:
             model.train()
-        if self._bound is not None:
-            flat, rows = self._bound
-            for places, bound in flat.parts:
-                tensors = [self.values[name].view(len(rows), -1) for name in places]
-                if tensors:
-                    bound.index_copy_(0, rows, torch.cat(tensors, dim=1))
-        else:
-            with torch.no_grad():
+        with torch.no_grad():
+            if self._bound is None:
                 for site, model in enumerate(self._models):
                     for name, value in model.state_dict().items():
                         value.copy_(self.values[name][site])
+            else:
+                flat, rows = self._bound
+                for places, bound in flat.parts:
+                    tensors = [self.values[name].view(len(rows), -1) for name in places]
+                    if tensors:
+                        bound.index_copy_(0, rows, torch.cat(tensors, dim=1))
         self._models, self._bound = (), None
 
 
@@ -264,13 +281,13 @@ def _twin(module: nn.Module, *, joined: bool) -> nn.Module:
 
 
 def _reorder(layers: nn.Sequential) -> None:
-    """Let a convolution do the max pooling and the ReLU that follow it, and a linear layer's ReLU overwrite its result.
+    """Let a convolution do the max pooling and the ReLU that follow it, and a linear layer the ReLU.
 
     A ReLU may be moved from before the pooling to after it: maxima and gradients are the same.
     """
     for at, (before, layer) in enumerate(zip(layers, list(layers)[1:], strict=False)):
         if isinstance(before, StackedLinear) and type(layer) is nn.ReLU:
-            layer.inplace = True
+            before.relu, layers[at + 1] = True, nn.Identity()
         if isinstance(before, StackedConvolution) and type(layer) is nn.ReLU:
             before.relu, layers[at + 1] = True, nn.Identity()
             after = layers[at + 2] if at + 2 < len(layers) else None

@@ -24,7 +24,7 @@ from protoseal.simulation.batched.layers import Draws
 from protoseal.simulation.batched.network import Stack
 from protoseal.simulation.batched.optimisers import stacked_optimiser
 from secure_client.training.batches import TensorSource
-from secure_client.training.job import Job, Losses, check_finite, trained_parameters
+from secure_client.training.job import Job, Losses, check_finite, has_batch_norm, trained_parameters
 
 BUCKETS = 8
 """Most numbers of sites for which a graph is captured."""
@@ -66,7 +66,9 @@ class Program:
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Prepare the training of these jobs, of the kind and the number of the jobs at construction."""
-        self._jobs, self._feed = jobs, Feed(jobs)
+        # On a CPU the padding takes longer than a step of fewer sites.
+        padded = self._stack.grouped and not has_batch_norm(jobs[0].model)
+        self._jobs, self._feed = jobs, Feed(jobs, padded=padded)
         stacked, self._stacked = self._stacked, None
         if jobs is not stacked:
             self._stack.load([job.model for job in jobs])
@@ -145,7 +147,11 @@ class Program:
         for group in self._groups(sites, lengths):
             terms = self._terms(outputs, labels, group)
             totals.append(terms.total.sum())
-            self._sums.index_add_(0, group.sites, torch.stack(terms, dim=1).detach().to(self._sums.dtype))
+            figures = torch.stack(terms, dim=1).detach().to(self._sums.dtype)
+            if isinstance(group.sites, slice):
+                self._sums[group.sites] += figures
+            else:
+                self._sums.index_add_(0, group.sites, figures)
         gradients = torch.autograd.grad(
             sum(totals[1:], start=totals[0]), list(leaves.values()), allow_unused=True
         )
@@ -163,7 +169,7 @@ class Program:
     def _terms(self, outputs: Outputs, labels: Tensor, group: _Group) -> Terms:
         """Return the terms of the sites of a group, (S″,) each."""
         given = [group.choose(output) for output in outputs if output is not None]
-        guides = [guide.index_select(0, group.sites) for guide in self._guides]
+        guides = [guide[group.sites] for guide in self._guides]
 
         def site_terms(parts: list[Tensor], labels: Tensor, guide: list[Tensor]) -> tuple[Tensor, ...]:
             rest = iter(parts)
@@ -180,9 +186,11 @@ class Program:
             groups = []
             for length in sorted(set(lengths)):
                 places = [place for place, other in enumerate(lengths) if other == length]
+                if len(places) == len(lengths) and isinstance(sites, range):
+                    groups.append(_Group(length, slice(sites.start, sites.stop), None))
+                    continue
                 numbers = torch.tensor([sites[place] for place in places], device=device)
-                chosen = None if len(places) == len(lengths) else torch.tensor(places, device=device)
-                groups.append(_Group(length, numbers, chosen))
+                groups.append(_Group(length, numbers, torch.tensor(places, device=device)))
             self._grouped[sites, lengths] = groups
         return groups
 
@@ -211,7 +219,7 @@ class _Group:
     """Sites of a step, int64 (S″,), whose batches have ``length`` samples; ``places`` in the step, None for all."""
 
     length: int
-    sites: Tensor
+    sites: Tensor | slice
     places: Tensor | None
 
     def choose(self, values: Tensor) -> Tensor:

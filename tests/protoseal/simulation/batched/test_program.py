@@ -184,21 +184,22 @@ def test_dropout_draws_the_same_bits_at_any_number_of_sites(layout: str) -> None
     assert torch.equal(together[2], nn.functional.dropout(images[2], 0.4))
 
 
-# Padding: without batch statistics all sites' last batches share a step
+# Last batches: without batch statistics, and not on a CPU, those of all sites share a step
 
 
 def test_last_batches_share_a_step() -> None:
     jobs = sorted(jobs_of(model_of()), key=lambda job: -len(job.source))
     generators = [torch.Generator().manual_seed(job.seed) for job in jobs]
-    steps = list(Feed(jobs).epoch(generators))
+    steps = list(Feed(jobs, padded=True).epoch(generators))
     assert [list(step.sites) for step in steps] == [[0, 1, 2, 3], [0, 1, 2], [0], [0, 1, 2, 3, 4, 5]]
     assert steps[-1].lengths == (1, 1, 1, 4, 4, 2)
 
 
-def test_last_batches_of_equal_length_share_a_step_with_batch_statistics() -> None:
+def test_last_batches_of_equal_length_share_a_step() -> None:
     jobs = sorted(jobs_of(normalised_model(), sizes=(11, 10, 7, 6, 3)), key=lambda job: -len(job.source))
     generators = [torch.Generator().manual_seed(job.seed) for job in jobs]
-    last = [(list(step.sites), step.lengths) for step in Feed(jobs).epoch(generators) if step.lengths[0] != 4]
+    feed = Feed(jobs, padded=False)
+    last = [(list(step.sites), step.lengths) for step in feed.epoch(generators) if step.lengths[0] != 4]
     assert last == [([0, 2, 4], (3, 3, 3)), ([1, 3], (2, 2))]
     assert_alike(jobs)
 
