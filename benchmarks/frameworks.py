@@ -41,23 +41,24 @@ from benchmarks.record import Case, Spent, Value, as_record, json_option, machin
 from benchmarks.workloads import CLASSES, LR, WORKLOADS, Workload
 from protoseal.commands.options import COUNT, parse_counts, parse_words
 from protoseal.commands.terminal_output import one_line_errors
+from protoseal.simulation.site_datasets import divide
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.training.job import has_batch_norm, training_seed
 
 ROOT = Path(__file__).parents[1]
-FEDAVG = "fedavg"
+FEDAVG, SPLIT = "fedavg", "iid"
 PLAIN = "PFLlib's loop"
 WORKS: Mapping[str, Workload] = {
     "small-cnn": replace(WORKLOADS["small-cnn"], steps=20),
     "fedpc-cnn": replace(WORKLOADS["fedpc-cnn"], steps=10),
-    "resnet10": replace(WORKLOADS["resnet10"], batch=8, steps=2),
+    "resnet10": replace(WORKLOADS["resnet10"], batch=10, steps=2),
     "tiny": Workload("small-cnn", dim=64, channels=1, side=8, sites=1000, batch=10, steps=2),
 }
 """Work by name. Few steps, so that what is no training shows."""
 ROUNDING, ROUNDING_OF_BATCH_NORM = 5e-4, 2e-2
 """Largest distances of final weights, over the way that they went, which are rounding alone.
 
-Measured with two steps a round, when weights go least far: 2e-4 and 7e-3. Batch normalisation of eight images
+Measured with two steps a round, when weights go least far: 2e-4 and 7e-3. Batch normalisation of a few images
 amplifies rounding in every step.
 """
 
@@ -167,24 +168,20 @@ def flat_name(name: str) -> str:
 
 
 def write_work(workload: Workload, method: str, rounds: int, folder: Path) -> Work:
-    """Write the work for every contestant, and for protoseal a file for each site and the simulation's settings."""
-    names = [f"site-{number:04}" for number in range(workload.sites)]
-    data = [workload.images(workload.samples, seed=site) for site in range(workload.sites)]
-    inputs, labels = (np.stack([site.tensors[part].numpy() for site in data]) for part in (0, 1))
-    orders = [[_order(workload.samples, name, number) for name in names] for number in range(1, rounds + 1)]
-    for name, array in (("inputs", inputs), ("labels", labels), ("orders", np.array(orders))):
-        np.save(folder / f"{name}.npy", array)
+    """Write the work for every contestant, as protoseal divides the data that it gets as a file."""
+    images = workload.images(workload.sites * workload.samples).tensors[0].numpy().transpose(0, 2, 3, 1)
+    # As many of each class at every site, so that all sites have equally many samples.
+    labels = np.arange(len(images)) % CLASSES
+    tests = slice(CLASSES)  # nothing is evaluated but at the end, where a simulation tests
+    np.savez(folder / "data.npz", x_train=images, y_train=labels, x_test=images[tests], y_test=labels[tests])
+    sites = divide(f"npz:{folder}/data.npz", SPLIT, sites=workload.sites, seed=0).sites
+    orders = [
+        [_order(workload.samples, site.name, number) for site in sites] for number in range(1, rounds + 1)
+    ]
+    np.save(folder / "inputs.npy", np.stack([site.train.inputs for site in sites]).transpose(0, 1, 4, 2, 3))
+    np.save(folder / "labels.npy", np.stack([site.train.labels for site in sites]))
+    np.save(folder / "orders.npy", np.array(orders))
     write_network(workload.build(), folder)
-    (folder / "sites").mkdir()
-    classes = np.array([f"class-{number}" for number in range(CLASSES)])
-    for name, images, answers in zip(names, inputs.transpose(0, 1, 3, 4, 2), labels, strict=True):
-        tests = {
-            "x_test": images[:1],
-            "y_test": answers[:1],
-        }  # a simulation has a test set, here a single image
-        np.savez(
-            folder / "sites" / f"{name}.npz", x_train=images, y_train=answers, class_names=classes, **tests
-        )
     (folder / "simulation.toml").write_text(_settings(workload, method, rounds), encoding="utf-8")
     work = Work(folder, workload.sites, workload.batch, rounds, LR)
     work.save()
@@ -201,7 +198,9 @@ def _settings(workload: Workload, method: str, rounds: int) -> str:
     zeros, ones = [0.0] * workload.channels, [1.0] * workload.channels
     return f"""\
 method = "{method}"
-dataset = "sites:sites"
+dataset = "npz:data.npz"
+split = "{SPLIT}"
+sites = {workload.sites}
 rounds = {rounds}
 evaluate_every = {rounds}
 dim = {workload.dim}
