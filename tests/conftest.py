@@ -72,8 +72,11 @@ settings.load_profile("untimed")
 @pytest.fixture(autouse=True)
 def torch_seed(request: pytest.FixtureRequest) -> None:
     """Have torch draw the same numbers in a test whichever tests ran before it in this process."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(zlib.crc32(request.node.nodeid.encode()))
+    if (torch := sys.modules.get("torch")) is not None:
+        seed = zlib.crc32(request.node.nodeid.encode())
+        torch.default_generator.manual_seed(seed)
+        if torch.accelerator.is_available():  # without a GPU it formats the stack of every call
+            torch.manual_seed(seed)
 
 
 @pytest.fixture(scope="module")

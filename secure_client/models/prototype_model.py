@@ -108,6 +108,14 @@ def copy_model(model: PrototypeModel) -> PrototypeModel:
         raise describe_failure(ModelError, "a copy of the model, which copy.deepcopy makes", error) from error
 
 
+def seed_torch(seed: int) -> None:
+    """Seed torch's generators as ``torch.manual_seed`` does, which without a GPU formats the stack of every call."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 def build_model(
     spec: str,
     *,
@@ -134,7 +142,7 @@ def build_model(
     """
     # Prototypes are averaged and compared across sites, so that all sites begin in one feature space.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        seed_torch(seed)
         if spec in BACKBONES:
             backbone = BACKBONES[spec](Shape(dim, channels, image_size, norm))
             return SplitModel(backbone, nn.Linear(dim, classes))

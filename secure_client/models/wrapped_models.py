@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from algorithms.losses import Outputs
 from secure_client.errors import ModelError
-from secure_client.models.prototype_model import PrototypeModel, compute_features, compute_outputs
+from secure_client.models.prototype_model import PrototypeModel, compute_features, compute_outputs, seed_torch
 
 _LABEL = b"protoseal/v1/projection\x00"
 
@@ -87,7 +87,7 @@ def add_branches(
     # Not the seed itself, from which the backbone's weights are drawn: the branches would repeat its numbers.
     digest = hashlib.sha256(f"branches\0{seed}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int.from_bytes(digest[:8], "big") % 2**63)
+        seed_torch(int.from_bytes(digest[:8], "big") % 2**63)
         return DualBranch(model, dim, share=share, decision=decision)
 
 

@@ -18,7 +18,7 @@ from agreement import DpSgdSection, Optimiser
 from agreement.registry.recipe import BatchLoss, Trains
 from algorithms.prototypes import Guide
 from secure_client.errors import TrainingError
-from secure_client.models.prototype_model import PrototypeModel
+from secure_client.models.prototype_model import PrototypeModel, seed_torch
 from secure_client.training.augmentation import Augmentation
 from secure_client.training.batches import BatchSource
 from secure_client.training.step_records import StepRecorder
@@ -155,5 +155,5 @@ def seed_generators(device: torch.device, seed: int) -> Iterator[None]:
     """Seed torch's generators inside, and restore them afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        seed_torch(seed)
         yield

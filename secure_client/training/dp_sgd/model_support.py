@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_client.errors import ModelError
-from secure_client.models.prototype_model import PrototypeModel, compute_outputs, copy_model
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs, copy_model, seed_torch
 
 _TRIED = 3
 """Number of records in a trial batch."""
@@ -49,7 +49,7 @@ def make_trial(model: PrototypeModel, inputs: Tensor) -> ModelTrial:
     tried = copy_model(model).cpu()
     if inputs.is_floating_point():
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            seed_torch(0)
             batch = torch.randn(_TRIED, *inputs.shape[1:], dtype=inputs.dtype)
     else:
         batch = inputs.cpu()[torch.arange(_TRIED) % len(inputs)]
