@@ -60,11 +60,12 @@ def run_sweep_and_lose_machine(out: Path, words: Sequence[str], *, after: int) -
     with start_machines(2, cpus=1) as machines:
         start = time.monotonic()
         sweep = _start_sweep(out, [*words, "--ray", machines.address], machines.environment)
-        # Each machine has a run then, so that one is cut off.
-        while sweep.poll() is None and (len(_records(out)) < after or len(_running(out)) < 2):
-            time.sleep(0.02)
-        machines.lose_one()
         ended, running = _records(out), _running(out)
+        # Each machine has a run then, so that one is cut off.
+        while sweep.poll() is None and (len(ended) < after or len(running) < 2):
+            time.sleep(0.02)
+            ended, running = _records(out), _running(out)
+        machines.lose_one()
         _wait(sweep)
         now = _records(out)
     return {

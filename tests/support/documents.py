@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import ckks, frameworks, pairwise, rotation, samples, secagg, train
+from benchmarks import ckks, frameworks, pairwise, ray_sweep, rotation, samples, secagg, train
 from benchmarks import round as whole_round
 from benchmarks.gpu.__main__ import main as gpu
 from protoseal.cli import main
@@ -25,7 +25,7 @@ PAGES = sorted(
 PACKAGES = ("algorithms", "crypto", "proto", "protoseal", "protoseal_files", "secure_client", "secure_server")
 BENCHMARKS = {
     module.__name__: module.main
-    for module in (ckks, frameworks, pairwise, rotation, whole_round, samples, secagg, train)
+    for module in (ckks, frameworks, pairwise, ray_sweep, rotation, whole_round, samples, secagg, train)
 } | {"benchmarks.gpu": gpu}
 """Commands of the checkout, by their modules."""
 _OURS = re.compile(rf"(?:nohup )?(?:OMP_NUM_THREADS=1 )?(?:protoseal|python -m (?:{'|'.join(BENCHMARKS)})) ")

@@ -193,7 +193,7 @@ def test_simulate_on_ray_shares_a_declared_gpu(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_simulate_on_ray_survives_a_lost_machine(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(FILE, encoding="utf-8")
-    words = ("--config", str(tmp_path / "s.toml"), "--rounds", "20", "--seeds", "0,1", "--sweep", "dim=4,6,8")
+    words = ("--config", str(tmp_path / "s.toml"), "--rounds", "60", "--seeds", "0,1", "--sweep", "dim=4,6,8")
     ray_sweep.run_sweep(tmp_path / "here", words)
     facts = ray_sweep.run_sweep_and_lose_machine(tmp_path / "ray", words, after=2)
     assert ray_sweep.tables_equal(tmp_path / "here", tmp_path / "ray")
