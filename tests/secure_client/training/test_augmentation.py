@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -59,3 +60,9 @@ def test_draw_without_padding_draws_flips_alone_and_without_flips_windows_alone(
     assert only_flips[:, :2].eq(0).all()
     assert 0 < only_flips[:, 2].sum() < 100
     assert Augmentation(2, flips=False, black=BLACK).draw(100, torch.Generator())[:, 2].eq(0).all()
+
+
+@pytest.mark.gpu
+def test_apply_on_a_gpu_gives_the_bits_of_a_cpu() -> None:
+    images, draws = torch.rand(21, 2, 5, 7), AUGMENTATION.draw(21, torch.Generator().manual_seed(2))
+    assert torch.equal(AUGMENTATION.apply(images.cuda(), draws).cpu(), AUGMENTATION.apply(images, draws))

@@ -130,7 +130,9 @@ def test_sites_that_are_not_drawn_send_nothing_and_are_tested(tmp_path: Path) ->
     )
 
 
-@pytest.mark.parametrize(("method", "shared"), [("fedproto", True), ("feddbp", False), ("pfpl", False)])
+@pytest.mark.parametrize(
+    ("method", "shared"), [("fedproto", True), ("fedplcc", True), ("feddbp", False), ("pfpl", False)]
+)
 def test_results_in_common_reach_all_sites_and_own_results_the_participants(
     tmp_path: Path, method: str, shared: bool
 ) -> None:
