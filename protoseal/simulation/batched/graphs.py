@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,25 +21,23 @@ StepFunction = Callable[[Sequence[int], Tensor, Tensor, tuple[int, ...]], None]
 def capture(function: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
     """Return a graph that computes on the GPU what ``function`` does with the tensors that it uses now.
 
-    Its intermediate results take memory of ``pool``, which must not be used by a graph that runs at the same time.
+    Its intermediate results take memory of ``pool``, or new memory, which no graph may use that runs at the same time.
+    Call this function in the stream in which the graph will be replayed, another one than the default stream.
     """
-    # Libraries keep working memory for each stream, so that a stream's own graphs alone may share it.
-    stream = torch.cuda.current_stream()
-    captured_in = None if stream == torch.cuda.default_stream() else stream
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=captured_in):
+    # In this stream, as libraries keep working memory for each stream: graphs of one stream never use it together.
+    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
         function()
     return graph
 
 
 @dataclass
-class _Graphed:
-    """A step of one shape: its count so far, and once captured its inputs and its graph."""
+class _Captured:
+    """A step's graph, and the inputs and labels that it reads."""
 
     inputs: Tensor
     labels: Tensor
-    taken: int = 0
-    graph: torch.cuda.CUDAGraph | None = None
+    graph: torch.cuda.CUDAGraph
 
 
 class GraphedSteps:
@@ -50,7 +49,8 @@ class GraphedSteps:
 
     def __init__(self, step: StepFunction) -> None:
         self._step = step
-        self._steps: dict[object, _Graphed] = {}
+        self._captured: dict[object, _Captured] = {}
+        self._taken: Counter[object] = Counter()
         self._pool: Any = None
         self._fails = False
 
@@ -58,24 +58,28 @@ class GraphedSteps:
         self, sites: Sequence[int], inputs: Tensor, labels: Tensor, lengths: tuple[int, ...]
     ) -> None:
         """Take a step."""
-        step = self._steps.setdefault((sites, lengths, inputs.shape), _Graphed(inputs, labels))
-        step.taken += 1
-        if step.graph is None and (self._fails or step.taken <= WARM_STEPS):
+        shape = sites, lengths, inputs.shape
+        self._taken[shape] += 1
+        captured = self._captured.get(shape)
+        if captured is not None:
+            captured.inputs.copy_(inputs)
+            captured.labels.copy_(labels)
+        elif self._taken[shape] > WARM_STEPS and not self._fails:
+            captured = self._capture(sites, inputs.clone(), labels.clone(), lengths)
+        if captured is None:
             self._step(sites, inputs, labels, lengths)
-        elif step.graph is None:
-            step.inputs, step.labels = inputs.clone(), labels.clone()
-            try:
-                step.graph = capture(lambda: self._step(sites, step.inputs, step.labels, lengths), self._pool)
-            except RuntimeError as error:
-                _log.warning(
-                    "steps are taken without CUDA graphs, since one could not be captured: %s", error
-                )
-                self._fails = True
-                self._step(sites, inputs, labels, lengths)
-            else:
-                self._pool = step.graph.pool()
-                step.graph.replay()
         else:
-            step.inputs.copy_(inputs)
-            step.labels.copy_(labels)
-            step.graph.replay()
+            self._captured[shape] = captured
+            captured.graph.replay()
+
+    def _capture(
+        self, sites: Sequence[int], inputs: Tensor, labels: Tensor, lengths: tuple[int, ...]
+    ) -> _Captured | None:
+        try:
+            graph = capture(lambda: self._step(sites, inputs, labels, lengths), self._pool)
+        except RuntimeError as error:
+            _log.warning("steps are taken without CUDA graphs, since one could not be captured: %s", error)
+            self._fails = True
+            return None
+        self._pool = graph.pool()
+        return _Captured(inputs, labels, graph)

@@ -60,7 +60,7 @@ class Program:
         self._grouped: dict[object, list[_Group]] = {}
         self._stacked: Sequence[Job] | None = jobs
         # A graph would not draw from the sites' own generators.
-        self._graphs = GraphedSteps(self._step) if graphed and not self._stack.is_random else None
+        self._graphs = GraphedSteps(self.step) if graphed and not self._stack.is_random else None
         if self._graphs is not None:
             self._optimiser.lr = torch.tensor(first.schedule.lr, device=first.device)
 
@@ -134,11 +134,14 @@ class Program:
                 range(len(step.inputs)), step.inputs, step.labels, (*step.lengths, *step.lengths[:1] * more)
             )
         # A step of other sites than neighbours copies their numbers, and those copies to new places.
-        takes = self._graphs if self._graphs is not None and isinstance(step.sites, range) else self._step
+        takes = self._graphs if self._graphs is not None and isinstance(step.sites, range) else self.step
         takes(step.sites, step.inputs, step.labels, step.lengths)
 
-    def _step(self, sites: Sequence[int], inputs: Tensor, labels: Tensor, lengths: tuple[int, ...]) -> None:
-        """Take one step of some sites: change their values, their optimiser's state and their sums of losses."""
+    def step(self, sites: Sequence[int], inputs: Tensor, labels: Tensor, lengths: tuple[int, ...]) -> None:
+        """Take one step: change the sites' values, their optimiser's state and their sums of losses, in place.
+
+        Inputs and labels are (S′, B, …); of the k-th site's batch the first ``lengths[k]`` samples count.
+        """
         values = self._stack.use(sites, self._trained)
         leaves = {name: values[name] for name in values if name in self._trained}
         draws = Draws([self._masks[site] for site in sites], lengths) if self._stack.is_random else None

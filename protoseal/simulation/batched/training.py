@@ -56,7 +56,7 @@ class KeptPrograms:
 
     def __init__(self) -> None:
         self._programs: dict[object, Program] = {}
-        self._streams: list[torch.cuda.Stream] = []
+        self._streams: dict[torch.device, list[torch.cuda.Stream]] = {}
 
     def program(self, key: object, jobs: Sequence[Job], precision: Precision) -> Program:
         """Return the program of this key, or a new one of the jobs; raise :class:`CannotStack` for these."""
@@ -68,9 +68,11 @@ class KeptPrograms:
         return program
 
     def streams(self, device: torch.device) -> list[torch.cuda.Stream]:
-        """Return the streams in which several programs run side by side, the same ones at each call."""
-        self._streams = self._streams or [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
-        return self._streams
+        """Return the streams in which programs run side by side, the same ones at each call."""
+        if device not in self._streams:
+            streams = [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+            self._streams[device] = streams
+        return self._streams[device]
 
 
 def run_together(
@@ -101,7 +103,7 @@ def run_together(
         losses: dict[int, Losses] = {}
         groups = list(_groups(jobs, batching, at_once))
         group_jobs = [[jobs[number] for number in group] for group in groups]
-        if all(job.device.type == "cuda" for job in jobs):
+        if jobs and all(job.device.type == "cuda" for job in jobs):
             trained = run_in_streams(group_jobs, precision, programs or KeptPrograms())
         else:
             trained = _run_side_by_side(group_jobs, precision)
@@ -165,8 +167,7 @@ def run_in_streams(
 ) -> list[list[Losses] | None]:
     """Return each group's losses; None for a group that must train one by one."""
     device = groups[0][0].device
-    here = torch.cuda.current_stream(device)
-    streams = kept.streams(device) if len(groups) > 1 else [here]
+    here, streams = torch.cuda.current_stream(device), kept.streams(device)
     for stream in streams:
         stream.wait_stream(here)
     running: list[Program | None] = []
@@ -174,7 +175,7 @@ def run_in_streams(
     for jobs in groups:
         # Rounds may differ in their learning rate.
         kind = _kind(replace(jobs[0], schedule=replace(jobs[0].schedule, lr=0.0)))
-        key = kind, len(jobs), precision, len(groups) > 1
+        key = kind, len(jobs), precision
         number = numbers[key]
         numbers[key] += 1
         try:

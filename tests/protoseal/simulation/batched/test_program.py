@@ -7,10 +7,12 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 from agreement import Norm
@@ -23,7 +25,7 @@ from protoseal.simulation.batched.program import Program
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, compute_outputs
 from secure_client.training.batches import TensorSource
-from secure_client.training.job import Job
+from secure_client.training.job import Job, Schedule
 from secure_client.training.loop import run_job
 from tests.secure_client.jobs import (
     ADAM,
@@ -101,6 +103,38 @@ def test_joined_channels_of_normalised_network_train_as_alone(
     )
     assert_alike(jobs, tolerance=1e-7)  # as one by one: batch normalisation of few pixels enlarges rounding
     assert alone == []
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch declares no types here
+    """Count of operations that compute, as opposed to views: a GPU launches a kernel for each, or several."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Count and compute an operation."""
+        name = function._schema.name.removeprefix("aten::")
+        views = ("detach", "alias", "_unsafe_view", "lift_fresh", "empty", "empty_like", "empty_strided")
+        self.count += not (function.is_view or name in views)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("joined")
+@pytest.mark.parametrize(
+    ("spec", "side", "schedule", "most"),
+    [("small-cnn", SIDE, SCHEDULE, 80), ("fedpc-cnn", 16, ADAM, 95), ("resnet18", SIDE, SCHEDULE, 225)],
+)
+def test_step_of_a_gpu_has_few_operations(spec: str, side: int, schedule: Schedule, most: int) -> None:
+    """The objective has some 40 of them; torch's versions differ by a few."""
+    jobs = jobs_of(model_of(spec, side=side), schedule=schedule, sizes=(8, 8), side=side)
+    stacked = Program(jobs)
+    stacked.start(jobs)
+    inputs, labels = torch.rand(2, 4, 1, side, side, dtype=torch.float64), torch.tensor([[0, 1, 2, 0]] * 2)
+    stacked.step(range(2), inputs, labels, (4, 4))  # the first step makes views for the others
+    with Operations() as taken:  # type: ignore[no-untyped-call]
+        stacked.step(range(2), inputs, labels, (4, 4))
+    assert 0 < taken.count <= most
 
 
 @pytest.mark.parametrize("joins", [False, True])
