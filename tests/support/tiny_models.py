@@ -38,6 +38,23 @@ def build_normed(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(*layers), nn.Linear(dim, num_classes)
 
 
+class Masked(nn.Module):
+    """Inputs of which a stored mask of truth values takes some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.arange(PIXELS) % 3 > 0)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the pixels (B, 64), zero where the mask says so."""
+        return torch.where(self.get_buffer("mask"), inputs.flatten(1), 0.0)
+
+
+def build_masked(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Return one layer after a mask, which is no number that could be averaged."""
+    return nn.Sequential(Masked(), nn.Linear(PIXELS, dim), nn.ReLU()), nn.Linear(dim, num_classes)
+
+
 def deep(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     """Three layers: weights at the agreed bound make the loss infinite, or a gradient beyond the bound."""
     layers = [nn.Flatten(), nn.Linear(PIXELS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]

@@ -91,7 +91,7 @@ class _Writer:
     def put_site(self, state: SiteState) -> dict[str, Any]:
         return {
             "round": state.round,
-            "models": [[self._put(values), self._put(counts)] for values, counts in state.models],
+            "models": [self._put(numbers) for numbers in state.models],
             "rows": self._put_array(state.rows),
             "guide": self._put_guide(state.received.guide),
             "averaged": self._put_array(state.received.averaged),
@@ -143,7 +143,7 @@ class _Reader:
         rows, averaged, guide = stored["rows"], stored["averaged"], stored["guide"]
         return SiteState(
             stored["round"],
-            [(self._tensors[values], self._tensors[counts]) for values, counts in stored["models"]],
+            [self._tensors[name] for name in stored["models"]],
             None if rows is None else self._arrays[rows],
             Received(
                 None if guide is None else self._guide(tuple(guide)),

@@ -26,7 +26,7 @@ from algorithms.pfpl import personalise
 from algorithms.prototypes import Clusters, Targets
 from crypto.plain import SCHEME, Weights
 from crypto.protection import Cohort
-from protoseal.simulation.tensors.models import ModelRows
+from protoseal.simulation.tensors.models import SiteModels
 from protoseal.simulation.tensors.sites import TensorSite
 from secure_client.exchanges.cluster_directions import clusters_to_send
 from secure_client.exchanges.sum_halves import read_cleartext_means
@@ -67,7 +67,7 @@ class Exchange(ABC):
     """Groups of sites; () without groups, and before round 1."""
 
     def __init__(
-        self, agreement: Agreement, sites: Sequence[TensorSite], models: ModelRows, device: torch.device
+        self, agreement: Agreement, sites: Sequence[TensorSite], models: SiteModels, device: torch.device
     ) -> None:
         self._agreement = agreement
         self._sites = {site.name: site for site in sites}
@@ -104,7 +104,7 @@ class Exchange(ABC):
 
 
 def build_exchange(
-    agreement: Agreement, sites: Sequence[TensorSite], models: ModelRows, device: torch.device
+    agreement: Agreement, sites: Sequence[TensorSite], models: SiteModels, device: torch.device
 ) -> Exchange:
     """Return the exchange of the agreed method; raise ``ValueError`` for a control, which has none."""
     kinds: dict[Family, type[Exchange]] = {
@@ -162,7 +162,7 @@ class SumExchange(Exchange):
     """Sums of prototypes and models over all sites, or over the groups that FedPC forms before training."""
 
     def __init__(
-        self, agreement: Agreement, sites: Sequence[TensorSite], models: ModelRows, device: torch.device
+        self, agreement: Agreement, sites: Sequence[TensorSite], models: SiteModels, device: torch.device
     ) -> None:
         super().__init__(agreement, sites, models, device)
         self.last_rows: dict[tuple[str, ...], tuple[Float, NDArray[np.int64]]] = {}

@@ -44,7 +44,7 @@ from protoseal.simulation.tensors.message_sizes import (
     round_messages,
     setup_messages,
 )
-from protoseal.simulation.tensors.models import ModelRows
+from protoseal.simulation.tensors.models import bind_models
 from protoseal.simulation.tensors.passes import embed_sites, evaluate_sites
 from protoseal.simulation.tensors.sites import TensorSite
 from protoseal_wire.messages import PhaseKey
@@ -96,7 +96,7 @@ class TensorFederation:
             learners = training.learners(agreement, data)
             for learner in learners:
                 warn_of_weight(agreement, learner)
-            self._models = ModelRows(learners, agreement.averaging)
+            self._models = bind_models(learners, agreement.averaging)
             self._schedule = RunSchedule(training.schedule, agreement)
             self.sites = [
                 TensorSite(agreement, learner, self._models, self._schedule) for learner in learners

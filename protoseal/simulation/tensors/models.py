@@ -1,9 +1,14 @@
-"""Models of all sites of a run, those of one architecture as rows of one tensor on the device."""
+"""Models of all sites of a run, those of one architecture as rows of one tensor on the device.
+
+Values of the averaged part are bounded as a site bounds them before it sends them, and rounded as a site rounds what it
+receives (:meth:`secure_client.training.averaged_parameters.AveragedPart.load`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,25 +17,74 @@ from torch import Tensor
 
 from agreement import AveragingSection
 from algorithms.gram_matrix import Float
-from protoseal.simulation.batched.flat_models import FlatModels, Layout
+from protoseal.simulation.batched.flat_models import CannotStack, FlatModels, Layout
 from secure_client.privacy.bounds import saturate
 from secure_client.training.learner import Learner
 
-Rows = list[tuple[Tensor, Tensor]]
-"""Numbers of a site's models: floating-point ones, and integers."""
+Numbers = list[Tensor]
+"""All numbers of a site's models."""
+
+
+class SiteModels(Protocol):
+    """Models of all sites: to undo training, and to average and load the averaged part."""
+
+    def begin(self) -> None:
+        """Keep a copy of all models, to which :meth:`undo` returns."""
+        ...
+
+    def undo(self, site: str) -> None:
+        """Restore a site's models as of the last call of :meth:`begin`."""
+        ...
+
+    def end(self) -> None:
+        """Drop the copy."""
+        ...
+
+    def copy(self, site: str) -> Numbers:
+        """Return a copy of a site's models."""
+        ...
+
+    def paste(self, site: str, rows: Numbers) -> None:
+        """Restore what :meth:`copy` returned."""
+        ...
+
+    @property
+    def finite_sites(self) -> set[str]:
+        """Sites of which every number of every model is finite."""
+        ...
+
+    def add_up(self, sites: Sequence[str], weights: Sequence[int]) -> NDArray[np.float64]:
+        """Return the sum of the sites' averaged parts times their weights, (p + q,), in float64 and in this order."""
+        ...
+
+    def load(self, sites: Sequence[str], averaged: Float) -> None:
+        """Give sites the same averaged part (p + q,), rounded to the models' type."""
+        ...
+
+    def averaged(self, sites: Sequence[str]) -> list[Tensor]:
+        """Return a copy of the sites' averaged parts, for :meth:`put_back`."""
+        ...
+
+    def put_back(self, sites: Sequence[str], parts: Sequence[Tensor]) -> None:
+        """Restore the parts that :meth:`averaged` returned."""
+        ...
+
+
+def bind_models(learners: Sequence[Learner], averaging: AveragingSection) -> SiteModels:
+    """Return the learners' models as rows of one tensor for each architecture, or as they are if that cannot be."""
+    try:
+        return ModelRows(learners, averaging)
+    except CannotStack:
+        return UnboundModels(learners, averaging)
 
 
 class ModelRows:
-    """Rows of the sites' models: to begin and undo training, and to average and load the averaged part.
-
-    Values of the averaged part are bounded as a site bounds them before it sends them, and rounded as a site rounds
-    what it receives (:meth:`secure_client.training.averaged_parameters.AveragedPart.load`).
-    """
+    """Rows of the sites' models. See :class:`SiteModels`."""
 
     def __init__(self, learners: Sequence[Learner], averaging: AveragingSection) -> None:
         """Bind the learners' models to the rows of one tensor for each architecture.
 
-        Raises :class:`protoseal.simulation.batched.flat_models.CannotStack` for tensors that share no type.
+        Raises :class:`CannotStack` for a model whose tensors have other types than one of floating point and int64.
         """
         self._learners = {learner.site: learner for learner in learners}
         self._averaging = averaging
@@ -51,33 +105,30 @@ class ModelRows:
         self._places = {learner.site: [places[id(model)] for model in learner.models] for learner in learners}
         self._saved: list[tuple[Tensor, Tensor]] = []
 
-    # Training
-
     def begin(self) -> None:
-        """Keep a copy of all models, to which :meth:`undo` returns."""
+        """See :class:`SiteModels`, here and below."""
         self._saved = [(block.values.clone(), block.counts.clone()) for block in self.blocks]
 
     def undo(self, site: str) -> None:
         """Restore a site's models as of the last call of :meth:`begin`."""
-        self.paste(
-            site,
-            [(self._saved[block][0][row], self._saved[block][1][row]) for block, row in self._places[site]],
-        )
+        self.paste(site, [part[row] for block, row in self._places[site] for part in self._saved[block]])
 
     def end(self) -> None:
         """Drop the copy."""
         self._saved = []
 
-    def copy(self, site: str) -> Rows:
+    def copy(self, site: str) -> Numbers:
         """Return a copy of a site's models."""
-        places = [(self.blocks[block], row) for block, row in self._places[site]]
-        return [(block.values[row].clone(), block.counts[row].clone()) for block, row in places]
+        return [part[row].clone() for block, row in self._places[site] for part in self._parts(block)]
 
-    def paste(self, site: str, rows: Rows) -> None:
+    def paste(self, site: str, rows: Numbers) -> None:
         """Restore what :meth:`copy` returned."""
-        for (block, row), (values, counts) in zip(self._places[site], rows, strict=True):
-            self.blocks[block].values[row] = values
-            self.blocks[block].counts[row] = counts
+        parts = [part[row] for block, row in self._places[site] for part in self._parts(block)]
+        for part, numbers in zip(parts, rows, strict=True):
+            part.copy_(numbers)
+
+    def _parts(self, block: int) -> tuple[Tensor, Tensor]:
+        return self.blocks[block].values, self.blocks[block].counts
 
     @property
     def finite_sites(self) -> set[str]:
@@ -86,8 +137,6 @@ class ModelRows:
         return {
             site for site, places in self._places.items() if all(finite[block][row] for block, row in places)
         }
-
-    # Averaged part
 
     def add_up(self, sites: Sequence[str], weights: Sequence[int]) -> NDArray[np.float64]:
         """Return the sum of the sites' averaged parts times their weights, (p + q,), in float64 and in this order."""
@@ -173,3 +222,62 @@ class ModelRows:
             if name in self._names
         ]
         return torch.cat(flags).to(self._flat.values.device)
+
+
+class UnboundModels:
+    """Models that share no tensor, such as those with a mask of truth values. See :class:`SiteModels`."""
+
+    def __init__(self, learners: Sequence[Learner], averaging: AveragingSection) -> None:
+        self._learners = {learner.site: learner for learner in learners}
+        self._averaging = averaging
+        self._saved: dict[str, Numbers] = {}
+
+    def begin(self) -> None:
+        """See :class:`SiteModels`, here and below."""
+        self._saved = {site: self.copy(site) for site in self._learners}
+
+    def undo(self, site: str) -> None:
+        """Restore a site's models as of the last call of :meth:`begin`."""
+        self.paste(site, self._saved[site])
+
+    def end(self) -> None:
+        """Drop the copy."""
+        self._saved = {}
+
+    def copy(self, site: str) -> Numbers:
+        """Return a copy of a site's models."""
+        return [tensor.clone() for tensor in self._tensors(site)]
+
+    def paste(self, site: str, rows: Numbers) -> None:
+        """Restore what :meth:`copy` returned."""
+        for tensor, numbers in zip(self._tensors(site), rows, strict=True):
+            tensor.copy_(numbers)
+
+    @property
+    def finite_sites(self) -> set[str]:
+        """Sites of which every number of every model is finite."""
+        return {site for site, learner in self._learners.items() if learner.is_finite}
+
+    def add_up(self, sites: Sequence[str], weights: Sequence[int]) -> NDArray[np.float64]:
+        """Return the sum of the sites' averaged parts times their weights, (p + q,), in float64 and in this order."""
+        total = np.zeros(sum(self._learners[sites[0]].averaged_sizes))
+        for site, weight in zip(sites, weights, strict=True):
+            total += saturate(self._learners[site].averaged_vector(), self._averaging, site) * weight
+        return total
+
+    def load(self, sites: Sequence[str], averaged: Float) -> None:
+        """Give sites the same averaged part (p + q,), rounded to the models' type."""
+        for site in sites:
+            self._learners[site].load_averaged(averaged)
+
+    def averaged(self, sites: Sequence[str]) -> list[Tensor]:
+        """Return a copy of the sites' averaged parts, for :meth:`put_back`."""
+        return [torch.from_numpy(self._learners[site].averaged_vector()) for site in sites]
+
+    def put_back(self, sites: Sequence[str], parts: Sequence[Tensor]) -> None:
+        """Restore the parts that :meth:`averaged` returned."""
+        for site, part in zip(sites, parts, strict=True):
+            self._learners[site].load_averaged(part.numpy())
+
+    def _tensors(self, site: str) -> list[Tensor]:
+        return [tensor for model in self._learners[site].models for tensor in model.state_dict().values()]

@@ -9,7 +9,7 @@ from agreement import Agreement
 from algorithms.gram_matrix import Float
 from algorithms.prototypes import Guide
 from protoseal.simulation.schedules import RunSchedule
-from protoseal.simulation.tensors.models import ModelRows, Rows
+from protoseal.simulation.tensors.models import Numbers, SiteModels
 from secure_client.checkpoints.checkpointed_learner import log_failed_training, run_jobs
 from secure_client.checkpoints.exchanged_values import ExchangedValues, TrainedValues
 from secure_client.checkpoints.learner_factory import prototype_bounds
@@ -38,7 +38,7 @@ class SiteState:
     """
 
     round: int
-    models: Rows
+    models: Numbers
     rows: Float | None
     received: Received
     optimisers: Sequence[OptimiserState] = ()
@@ -48,7 +48,7 @@ class TensorSite:
     """One site of the tensor engine; ``models`` has the models of all sites, ``schedule`` is the run's."""
 
     def __init__(
-        self, agreement: Agreement, learner: Learner, models: ModelRows, schedule: RunSchedule
+        self, agreement: Agreement, learner: Learner, models: SiteModels, schedule: RunSchedule
     ) -> None:
         self.learner = learner
         self.received = Received()

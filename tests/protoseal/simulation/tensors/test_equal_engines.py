@@ -78,6 +78,12 @@ def test_engines_frozen_extractor_repeats_the_same_rows(method: str, tmp_path: P
     check_equal(*run_both(**scene_of(tmp_path, method=method, double=True, **frozen)), CLOSE)
 
 
+def test_engines_model_with_a_mask_are_equal(tmp_path: Path) -> None:
+    """The model's tensors cannot be rows of one tensor."""
+    model = "tests.support.tiny_models:build_masked"
+    check_equal(*run_both(**scene_of(tmp_path, method="fedavg", rounds=2, training__model=model)), ONE_STEP)
+
+
 @pytest.mark.parametrize("batching", [Batching.ALWAYS, Batching.NEVER])
 def test_engines_diverging_site_is_undone_alike(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, batching: Batching
