@@ -47,6 +47,7 @@ from protoseal.simulation.tensors.message_sizes import (
 from protoseal.simulation.tensors.models import bind_models
 from protoseal.simulation.tensors.passes import embed_sites, evaluate_sites
 from protoseal.simulation.tensors.sites import TensorSite
+from protoseal_files import durable_files
 from protoseal_wire.messages import PhaseKey
 from secure_client.checkpoints.learner_factory import warn_of_weight
 from secure_client.checkpoints.predictor import with_trained
@@ -165,10 +166,12 @@ class TensorFederation:
             site.predictor.save(site_folder(out, name))
             write_agreement(site_folder(out, name), self.agreement)
 
-        self.pool.run_final_tests(save_site)
-        outcome = self.outcome
-        for name, log in outcome.sites.items():
-            write_site_log(site_folder(out, name), log)
+        # A run is recorded as ended after this, so that a power cut in between repeats it from its checkpoint.
+        with durable_files.sync_together():
+            self.pool.run_final_tests(save_site)
+            outcome = self.outcome
+            for name, log in outcome.sites.items():
+                write_site_log(site_folder(out, name), log)
         return outcome
 
     def _start(self) -> None:
