@@ -43,7 +43,7 @@ from protoseal.simulation.experiment import (
 )
 from protoseal.simulation.run_folder import STATE, RunFolder
 from protoseal.simulation.site_datasets import DividedData
-from protoseal.simulation.sweep import RUN_ERRORS
+from protoseal.simulation.sweep import RUN_ERRORS, SweepStopped
 from protoseal.simulation.tensorboard import Scalars
 
 LOCAL = "local"
@@ -57,7 +57,7 @@ class RayRunsFailed(UserError):
     """Runs of one simulation failed."""
 
 
-class FolderNotShared(UserError):
+class FolderNotShared(SweepStopped):
     """A machine of the cluster does not see the simulation's folder."""
 
 
@@ -90,8 +90,12 @@ class TaskConfig:
     """Content of the probe file in the simulation's folder."""
 
     def load(self) -> SimulationConfig:
-        """Return the configuration; raise :class:`FolderNotShared` on a machine without the folder."""
-        config = validate(SimulationConfig, self.table, source="simulate", directory=Path(self.directory))
+        """Return the configuration."""
+        return validate(SimulationConfig, self.table, source="simulate", directory=Path(self.directory))
+
+    def load_beside_folder(self) -> SimulationConfig:
+        """Return the configuration; raise :class:`FolderNotShared` on a machine without the simulation's folder."""
+        config = self.load()
         probe = config.out / STATE / _PROBE
         if not probe.is_file() or probe.read_text(encoding="ascii") != self.token:
             raise FolderNotShared(
@@ -246,6 +250,7 @@ class RayRuns:
 
 def _divide(task: TaskConfig, seed: int) -> tuple[str | None, DividedData | str]:
     """Return the SHA-256 of one seed's divided data and the data, or None and the error."""
+    # The task may be another simulation's, whose folder has been published: it is not looked at.
     config = task.load()
     try:
         divided = divide_data(config, seed)
@@ -259,7 +264,7 @@ def _run(task: TaskConfig, seed: int, method: str, divided: DividedData | str, t
     if isinstance(divided, str):
         return divided
     torch.set_num_threads(threads)
-    config = task.load()
+    config = task.load_beside_folder()
     divided = copy.deepcopy(
         divided
     )  # arrays in the object store cannot be written, and tensors would share them

@@ -101,12 +101,17 @@ class SweepFailed(UserError):
     """Some simulations of a sweep failed; the others are in the table."""
 
 
+class SweepStopped(UserError):
+    """Error of which no further simulation of a sweep would be free."""
+
+
 def run_sweep(
     points: Sequence[SweepPoint], simulate_point: Callable[[SimulationConfig], RunResult]
 ) -> SweepResult:
     """Simulate every point, writing the table of the points so far beside their folders after each.
 
-    Raises :class:`SweepFailed`, after all points, if any failed by an error of the data, a site or the coordinator.
+    Raises :class:`SweepFailed`, after all points, if any failed by an error of the data, a site or the coordinator, and
+    :class:`SweepStopped` at once.
     """
     out = points[0].config.out.parent
     rows: list[SweepRow] = []
@@ -114,6 +119,8 @@ def run_sweep(
     for number, point in enumerate(points, start=1):
         try:
             result = simulate_point(point.config)
+        except SweepStopped:
+            raise
         except RUN_ERRORS as error:
             failures.append(f"{point.config.out.name}: {error}")
             continue

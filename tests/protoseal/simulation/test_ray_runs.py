@@ -54,8 +54,10 @@ def test_task_without_the_commands_folder_is_refused(tmp_path: Path, content: st
     if content is not None:
         (config.out / ".state").mkdir(parents=True)
         (config.out / ".state" / "probe").write_text(content, encoding="ascii")
+    task = TaskConfig(table, str(tmp_path), "token")
+    assert task.load() == config
     with pytest.raises(FolderNotShared, match="--out"):
-        TaskConfig(table, str(tmp_path), "token").load()
+        task.load_beside_folder()
 
 
 MACHINES = [

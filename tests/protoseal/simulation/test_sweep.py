@@ -19,7 +19,7 @@ from protoseal.reports.sweep_table import CSV, JSON, SweepResult
 from protoseal.simulation import experiment
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import EndedRun, Watcher, simulate
-from protoseal.simulation.sweep import SweepFailed, SweepPoint, load_sweep, run_sweep
+from protoseal.simulation.sweep import SweepFailed, SweepPoint, SweepStopped, load_sweep, run_sweep
 from secure_client.errors import DataError
 from tests.support.simulations import DIGITS
 
@@ -174,6 +174,18 @@ def test_run_sweep_failed_simulation_spares_the_others(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "out" / JSON).read_text(encoding="utf-8"))
     assert [row["settings"]["training.lr"] for row in written["rows"]] == ["0.02", "0.1"]
     assert written["complete"] is False
+
+
+def test_run_sweep_stops_where_all_would_fail(tmp_path: Path) -> None:
+    points, seen = points_of(tmp_path, *RATES), []
+
+    def stop(config: SimulationConfig) -> RunResult:
+        seen.append(config)
+        raise SweepStopped("no machine sees the folder")
+
+    with pytest.raises(SweepStopped):
+        run_sweep(points, stop)
+    assert len(seen) == 1
 
 
 def test_simulate_command_sweeps_from_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
