@@ -100,9 +100,10 @@ def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh:
     seeds, each seed has a folder ``seed-N`` of that form, and the top result has the sites and rounds of the first seed
     with means, spreads and paired differences over all.
 
-    An interrupted or killed simulation resumes: completed runs are read, and the unfinished run resumes in its last
-    round. The results are the same: bit for bit on a CPU with ``batched = "never"``, otherwise up to rounding, which
-    training amplifies, because the sites that had not trained in that round form a smaller batched program. ``fresh``
+    An interrupted or killed simulation resumes: completed runs are read, and the unfinished run resumes, by sessions in
+    its last round, on tensors after its last checkpoint. The results are the same, bit for bit on a CPU, except by
+    sessions without ``batched = "never"``: there the sites that had not trained in that round form a smaller batched
+    program, which rounds differently, and training amplifies this. ``fresh``
     starts over, after the first seed's data and models are known to load. Raises the errors of a site or the
     coordinator, and :class:`protoseal.simulation.run_folder.OtherSimulation` if the folder belongs to another
     configuration.
