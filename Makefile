@@ -21,7 +21,8 @@ demo: $(READY)  ## five sites and a coordinator on this machine, with real certi
 	$(BIN)/protoseal demo --out runs/demo
 
 # Files in the order of tests/conftest.py, the longest first, and not those of many tests first.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# Without byte code each process compiles all tests anew, for ten seconds, and each party its modules.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test: $(READY)  ## the tests that every change runs, a process for each core
 	$(PYTEST) -m "not full" --hypothesis-profile=repeatable
