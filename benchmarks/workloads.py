@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from agreement import Norm
 from agreement.registry.recipe import Trains
 from algorithms.method_losses import CrossEntropyLoss
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model
@@ -39,6 +40,7 @@ class Workload:
     sites: int
     batch: int
     steps: int = 30
+    norm: Norm = Norm.BATCH
 
     @property
     def samples(self) -> int:
@@ -48,7 +50,13 @@ class Workload:
     def build(self) -> PrototypeModel:
         """Return the network on the CPU, with the same initial weights at every site."""
         return build_model(
-            self.model, classes=CLASSES, dim=self.dim, channels=self.channels, image_size=self.side, seed=0
+            self.model,
+            classes=CLASSES,
+            dim=self.dim,
+            channels=self.channels,
+            image_size=self.side,
+            seed=0,
+            norm=self.norm,
         )
 
     def network(self) -> nn.Module:

@@ -20,7 +20,13 @@ import torch
 
 from agreement.registry.protections import PROTECTIONS
 from benchmarks.gpu.equality import Comparison
-from benchmarks.gpu.paths import ENGINES, compare_methods, compare_networks, compare_private
+from benchmarks.gpu.paths import (
+    ENGINES,
+    compare_deep_networks,
+    compare_methods,
+    compare_networks,
+    compare_private,
+)
 from benchmarks.gpu.speed import RoundShare, Timing, measure_round, time_training
 from benchmarks.workloads import WORKLOADS
 
@@ -77,7 +83,8 @@ def measure_rounds(device: str) -> Iterator[RoundShare]:
 
 PARTS: dict[str, Part] = {
     "tests": Part(run_gpu_tests, 60),
-    "networks": Part(compare_networks, 240),
+    "networks": Part(compare_networks, 150),
+    "deep-networks": Part(compare_deep_networks, 150),
     "dp-sgd": Part(compare_private, 60),
     **{name: Part(partial(compare_methods, protection=name), 240) for name in PROTECTIONS},
     **{f"speed-{name}": Part(partial(time_workload, name), 75, alone=True) for name in WORKLOADS},

@@ -13,10 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from agreement import ConfigError, DpSgdSection
+from agreement import ConfigError, DpSgdSection, Norm
 from agreement.registry.methods import METHODS
-from benchmarks.gpu.equality import Case, Comparison, choices, compare, load, run
-from benchmarks.workloads import WORKLOADS
+from benchmarks.gpu.equality import (
+    Case,
+    Comparison,
+    Measured,
+    Outcome,
+    choices,
+    compare,
+    judge,
+    load,
+    raise_logged_errors,
+    run,
+)
+from benchmarks.workloads import WORKLOADS, Workload
+from protoseal.simulation.batched.training import Batching, KeptPrograms, run_together
 from secure_client.training.batches import TensorSource
 from secure_client.training.loop import run_job
 
@@ -41,13 +53,14 @@ NETWORKS = {
     "fedpc-cnn": ("training.model=fedpc-cnn",),
     "fedpc-cnn, Adam": ("training.model=fedpc-cnn", "training.optimiser=adam", "training.lr=0.001"),
     "tanh-cnn": ("training.model=tanh-cnn",),
-    "resnet10, group": ("training.model=resnet10", "dim=512", "training.norm=group"),
 }
-NORMALISED = {
-    "resnet10": ("training.model=resnet10", "dim=512"),
-    "resnet18": ("training.model=resnet18", "dim=512"),
+DEEP = {
+    "resnet10": Workload("resnet10", 512, 3, 16, sites=3, batch=4, steps=4),
+    "resnet10, group": Workload("resnet10", 512, 3, 16, sites=3, batch=4, steps=4, norm=Norm.GROUP),
+    "resnet18": Workload("resnet18", 512, 3, 16, sites=3, batch=4, steps=4),
 }
-"""Networks with batch normalisation, which amplifies rounding: one round, and an error of 10 % must show."""
+LEAST_DEEP = 1e-10
+"""Distance that is always allowed in float64: a million units of rounding."""
 
 
 def compare_methods(device: str, protection: str) -> Iterator[Comparison]:
@@ -58,23 +71,50 @@ def compare_methods(device: str, protection: str) -> Iterator[Comparison]:
 
 
 def compare_networks(device: str) -> Iterator[Comparison]:
-    """Compare networks with and without normalisation and dropout, in every way to batch sites and every engine."""
+    """Compare networks, also with dropout and different ones, in every way to batch sites and every engine."""
     flags = {**DIGITS, "method": "pfpl", "split": "iid:per=28", "sites": 3, "tests": 1}
     batched = [{"batched": how} for how in ("auto", *choices("batched"))]
     for name, settings in NETWORKS.items():
         case = Case(name, flags, (*BRIEF, *COLOUR, *settings))
         yield from _compare_variants(case, device, [*batched, *ENGINES])
-    for name, settings in NORMALISED.items():
-        for method in ("fedbn", "ditto") if name == "resnet10" else ("fedavg",):
-            briefly = {**flags, "method": method, "rounds": 1, "evaluate_every": 1}
-            case = Case(f"{name}, {method}", briefly, (*BRIEF, *COLOUR, *settings), power=0.1)
-            yield from _compare_variants(case, device, [*batched, *ENGINES] if method == "fedbn" else ENGINES)
     mixed = {"models": ["fedpc-cnn", "tanh-cnn", "small-cnn"]}
     yield from _compare_variants(
         Case("different networks", {**flags, **mixed}, (*BRIEF, *COLOUR, "dim=64")), device, batched
     )
     dropout = (*BRIEF, f"training.model={__name__}:build_dropout_network")
     yield from _compare_variants(Case("dropout", flags, dropout, beside_itself=True), device, batched)
+
+
+def compare_deep_networks(device: str) -> Iterator[Comparison]:
+    """Compare the training of deep networks in float64, in every way to batch sites.
+
+    In float32 so many ReLUs have a tie somewhere in nearly every run.
+    """
+    for name, workload in DEEP.items():
+        with raise_logged_errors():
+            reference = _train_twice(workload, "cpu", Batching.NEVER)
+            reordered = _train_twice(workload, "cpu", Batching.ALWAYS)
+            shifted = _train_twice(workload, "cpu", Batching.NEVER, rate=1.01)
+            measured = Measured(reference, reordered, shifted, reference)
+            for batching in Batching:
+                tested = _train_twice(workload, device, batching)
+                distances, problems = judge(measured, tested, 0.01, LEAST_DEEP)
+                yield Comparison(f"{name} batched={batching}", 0, distances, problems)
+
+
+def _train_twice(workload: Workload, device: str, batching: Batching, rate: float = 1.0) -> Outcome:
+    """Train in two calls, as in two rounds, of which the second finds its programs."""
+    jobs = []
+    for job in workload.jobs(torch.device(device)):
+        inputs, labels = job.source.tensors  # type: ignore[attr-defined]
+        source = TensorSource(TensorDataset(inputs.double(), labels), job.device)
+        schedule = replace(job.schedule, lr=rate * job.schedule.lr)
+        jobs.append(replace(job, model=job.model.double(), source=source, schedule=schedule))
+    programs = KeptPrograms()
+    for _ in range(2):
+        run_together(jobs, batching, programs=programs)
+    weights = torch.cat([nn.utils.parameters_to_vector(job.model.parameters()).detach() for job in jobs])
+    return Outcome({}, {"model": weights.cpu().numpy()})
 
 
 def _compare_variants(
