@@ -120,7 +120,7 @@ class CheckpointedLearner:
             return
         if self.received.base is not None:
             self._learner.load_averaged(self.received.base.averaged)
-        self._began_with = self._learner.state()
+        self._began_with = self._learner.snapshot()
         # Paid before the first step: a site that dies while it trains has shown nothing that it did not pay for.
         if self.releases is not None:
             self.releases.pay_for_training(round_number)

@@ -333,7 +333,11 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         """Return a copy of the parameters and buffers of all of this site's models, on the CPU."""
-        return _copy_to_cpu(self._models())
+        return _copy_state(self._models(), torch.device("cpu"))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Return a copy as :meth:`state` does, on the models' own device, where :meth:`load` needs no transfer."""
+        return _copy_state(self._models(), self._device)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Load a state; raise :class:`ModelError` for another model's state."""
@@ -347,11 +351,12 @@ class Learner:
     def is_finite(self) -> bool:
         """Return True if every parameter and buffer of this site's models is a finite number."""
         values = self._models().state_dict().values()
-        return all(bool(value.isfinite().all()) for value in values if value.is_floating_point())
+        finite = [value.isfinite().all() for value in values if value.is_floating_point()]
+        return bool(torch.stack(finite).all())  # a GPU is waited for once, and not for each layer
 
     def predictor_state(self) -> dict[str, Tensor]:
         """Return a copy of the parameters and buffers of the model that this site predicts with, on the CPU."""
-        return _copy_to_cpu(self.predictor)
+        return _copy_state(self.predictor, torch.device("cpu"))
 
     @property
     def models(self) -> tuple[PrototypeModel, ...]:
@@ -472,8 +477,8 @@ class Learner:
             )
 
 
-def _copy_to_cpu(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
+def _copy_state(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
+    return {name: value.detach().to(device, copy=True) for name, value in model.state_dict().items()}
 
 
 def read_labels(source: BatchSource, classes: int, ranges: InputRanges | None = None) -> Tensor:
