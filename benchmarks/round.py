@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import click
@@ -26,6 +27,7 @@ from protoseal.simulation.local_federation import LocalFederation
 from protoseal.simulation.site_datasets import DividedData, divide
 from protoseal.simulation.site_pool import SiteTesting
 from protoseal_wire.messages import Phase, Task, Work
+from secure_client.training.job import Losses
 from secure_server.process_pool import Workers
 
 PROTECTED = (Protection.MASKED, Protection.CKKS)
@@ -35,13 +37,15 @@ _NEVER = 10**6
 COLUMNS = {
     **{name: name for name in ("case", "method", "protection", "seconds")},
     **{f"{name}_seconds": name for name in ("train", "protect", "aggregate")},
+    "beside_cpu_per_million": "a million",
     "over_plain": "over plain",
     "cpu_over_plain": "CPU",
     "same_training_over_plain": "same training",
     "apart_over_plain": "apart",
 }
 CAPTION = (
-    "protected over plain: of whole rounds, of their seconds of a core, of these with the same training,"
+    "a million: seconds of a core beside training, for a site and million averaged parameters;"
+    " protected over plain: of whole rounds, of their seconds of a core, of these with the same training,"
     " and with each site on a machine of its own"
 )
 METHODS = ("pfpl", "fedpc", "feddbp", "fedplcc")
@@ -66,6 +70,7 @@ class RoundBenchmark:
     epochs: int = 1
     repeats: int = 3
     model: str = "small-cnn"
+    protections: tuple[Protection, ...] = PROTECTED
     data_root: Path | None = None
     workers: int = 0
 
@@ -101,11 +106,13 @@ class RoundBenchmark:
 class RoundCosts:
     """Costs of one round: its time, the sites' training time, and one site's bytes sent and received.
 
+    ``training`` is the whole step that trains, ``steps_cpu`` the seconds of a core in the sites' training jobs alone.
     ``train``, ``protect`` and ``aggregate`` are seconds by the clock: of all sites, all sites, and the coordinator.
     """
 
     whole: Spent
     training: Spent
+    steps_cpu: float
     train: float
     protect: float
     aggregate: float
@@ -129,6 +136,15 @@ class Course:
 
     def __post_init__(self) -> None:
         self._turns = self.federation.turns()
+        self._steps = NOTHING
+        for site in self.federation.sites:
+            site.learner.run = partial(self._run_jobs, site.learner.run)  # type: ignore[method-assign]
+
+    def _run_jobs(self, run: Callable[[int], Losses | None], round_number: int) -> Losses | None:
+        """Run a site's training jobs of a round, and add their cost to the present round's."""
+        done: list[Losses | None] = []
+        self._steps = _sum(self._steps, spent_on(lambda: done.append(run(round_number))))
+        return done[0]
 
     def set_up(self) -> None:
         """Run the set-up before the first round: roster, keys, and clustering if the method has one."""
@@ -138,7 +154,7 @@ class Course:
     def advance(self) -> None:
         """Run one round, until every site has its result."""
         number, before = self.federation.pool.completed + 1, self._bytes()
-        whole = training = NOTHING
+        whole = training = self._steps = NOTHING
         while self.federation.pool.completed < number:
             task, spent = self._turn()
             whole = _sum(whole, spent)
@@ -160,7 +176,7 @@ class Course:
         aggregate = next(
             record.aggregate_seconds for record in self.federation.rounds if record.round == number
         )
-        return RoundCosts(whole, training, train, protect, aggregate, up, down)
+        return RoundCosts(whole, training, self._steps.cpu, train, protect, aggregate, up, down)
 
     def _bytes(self) -> tuple[float, float]:
         """Return the bytes sent and received so far, mean over sites."""
@@ -183,7 +199,7 @@ def measure(plan: RoundBenchmark) -> Iterator[Case]:
         divided = _divided(plan, folder)
         courses = [
             Course(protection, stack.enter_context(_federation(plan, protection, divided, folder, executor)))
-            for protection in (Protection.PLAIN, *PROTECTED)
+            for protection in (Protection.PLAIN, *plan.protections)
         ]
         for course in courses:
             course.set_up()
@@ -248,7 +264,17 @@ def _facts(plan: RoundBenchmark, course: Course, divided: DividedData) -> dict[s
         "float32_bytes": 4 * plan.dim * len(divided.classes),
         "bytes_up": round(_median(part.bytes_up for part in parts)),
         "bytes_down": round(_median(part.bytes_down for part in parts)),
+        **_cost_of_a_model(course, plan.sites),
     }
+
+
+def _cost_of_a_model(course: Course, sites: int) -> dict[str, Value]:
+    """Return seconds of a core beside training, for a site and million averaged parameters; nothing without a model."""
+    parameters = course.federation.agreement.averaging.parameters
+    if not parameters:
+        return {}
+    beside = _median(part.whole.cpu - part.steps_cpu for part in course.rounds[1:])
+    return {"parameters": parameters, "beside_cpu_per_million": beside / sites / (parameters / 1e6)}
 
 
 def _ratios(ours: Sequence[RoundCosts], plain: Sequence[RoundCosts], sites: int) -> dict[str, Value]:
@@ -322,6 +348,15 @@ def _median(values: Iterable[float]) -> float:
     help="Number of epochs of local training in a round.",
 )
 @click.option(
+    "--protection",
+    "protections",
+    type=click.Choice([protection.value for protection in PROTECTED]),
+    multiple=True,
+    default=[protection.value for protection in PROTECTED],
+    show_default=True,
+    help="Protection that the rounds run under beside plain; repeat it for several.",
+)
+@click.option(
     "--repeats", type=COUNT, default=3, show_default=True, help="Number of rounds under each protection."
 )
 @click.option(
@@ -343,9 +378,12 @@ def _median(values: Iterable[float]) -> float:
     help="Folder with MNIST's files; without it the data are scikit-learn's digits.",
 )
 @one_line_errors
-def main(path: Path | None, method: str, weighting: str, **settings: object) -> None:
+def main(
+    path: Path | None, method: str, weighting: str, protections: Sequence[str], **settings: object
+) -> None:
     """Measure whole rounds, training included, under masked and ckks beside plain."""
-    plan = RoundBenchmark(method_named(method), Weighting(weighting), **settings)  # type: ignore[arg-type]  # click has checked them
+    protected = tuple(protection for protection in PROTECTED if protection.value in protections)
+    plan = RoundBenchmark(method_named(method), Weighting(weighting), protections=protected, **settings)  # type: ignore[arg-type]  # click has checked them
     cases = record_cases("round", measure(plan), path, machine())
     show(cases, COLUMNS, CAPTION)
 
