@@ -35,6 +35,7 @@ from crypto.protection import Pool
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.batched.training import Batching, KeptPrograms
 from protoseal.simulation.config import ScheduleSection
+from protoseal.simulation.freed_memory import keep_freed_memory
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.site_pool import (
     EVERY_ROUND,
@@ -202,6 +203,7 @@ class LocalFederation:
         """
         if training.schedule != ScheduleSection():
             raise ConfigError("schedule", ["sessions have no [schedule]: leave it out"])
+        keep_freed_memory()
         self.agreement = agreement
         self._data = data
         self._training = training
