@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from agreement import Method
 from protoseal.reports.report import write_report
 from protoseal.reports.run_results import mean
 from protoseal.reports.tables import percent
@@ -85,20 +86,21 @@ class Bars(Watcher):
         self._bar = bar
         self._task = task
         self._rounds = rounds
-        self._ended_runs = 0
+        self._completed: dict[tuple[int, Method], int] = {}
 
     def on_completed(self, completed: CompletedRound) -> None:
         """Advance the bar by one round."""
-        done = self._ended_runs * self._rounds + completed.round
-        tested = _describe_accuracy(completed.reports)
-        text = f"seed {completed.seed}, {completed.method.value}{tested}"
-        self._bar.update(self._task, completed=done, description=text)
+        self._show(completed.seed, completed.method, completed.round, _describe_accuracy(completed.reports))
 
     def on_run(self, ended: EndedRun) -> None:
         """Complete the run's part of the bar, also if the run stopped early."""
-        self._ended_runs += 1
-        text = f"seed {ended.seed}, {ended.method.value}"
-        self._bar.update(self._task, completed=self._ended_runs * self._rounds, description=text)
+        self._show(ended.seed, ended.method, self._rounds)
+
+    def _show(self, seed: int, method: Method, rounds: int, text: str = "") -> None:
+        """Show the rounds of all runs, which need not run one after the other."""
+        self._completed[seed, method] = rounds
+        described = f"seed {seed}, {method.value}{text}"
+        self._bar.update(self._task, completed=sum(self._completed.values()), description=described)
 
 
 class Several(Watcher):

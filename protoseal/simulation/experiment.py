@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,12 +26,14 @@ from protoseal.simulation.local_federation import LocalFederation, RunOutcome
 from protoseal.simulation.run_folder import COMPARED, RunFolder, SavedRun
 from protoseal.simulation.site_datasets import DividedData, divide
 from protoseal.simulation.site_pool import SiteTesting, SiteTraining
-from protoseal.simulation.tensors.federation import TensorFederation, run_control
+from protoseal.simulation.tensors.federation import TensorFederation
+from protoseal.simulation.tensors.lockstep import run_in_lockstep, runs_at_once
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.output.site_log import SiteRound
 from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.training.averaged_parameters import AveragedPart
+from secure_client.training.learner import choose_device
 from secure_server.process_pool import Workers
 
 __all__ = [
@@ -93,12 +95,19 @@ class Watcher:
         """Handle results that were written."""
 
 
-def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh: bool = False) -> RunResult:
+def simulate(
+    config: SimulationConfig,
+    watcher: Watcher | None = None,
+    *,
+    fresh: bool = False,
+    seeds_at_once: int | None = None,
+) -> RunResult:
     """Run a simulation, writing ``result.json`` and ``sites/NAME/`` to ``config.out``.
 
     Each further method of ``compare`` that is no control writes the same files to ``compared/METHOD``. With several
     seeds, each seed has a folder ``seed-N`` of that form, and the top result has the sites and rounds of the first seed
-    with means, spreads and paired differences over all.
+    with means, spreads and paired differences over all. The runs of one method go in lockstep for ``seeds_at_once``
+    seeds, by default as many as :attr:`SeedRuns.seeds_at_once` says.
 
     An interrupted or killed simulation resumes: completed runs are read, and the unfinished run resumes, by sessions in
     its last round, on tensors after its last checkpoint. The results are the same, bit for bit on a CPU, except by
@@ -111,8 +120,12 @@ def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh:
     watcher = watcher or Watcher()
     with claim_folder(config, fresh=fresh) as folder, _workers(config) as executor:
         results: dict[int, RunResult] = {}
-        for seed in config.seeds:
-            results[seed] = SeedRuns(config, seed, folder, executor, watcher).run()
+        while waiting := config.seeds[len(results) :]:
+            seeds = [SeedRuns(config, waiting[0], folder, executor, watcher)]
+            others = waiting[1 : seeds_at_once or seeds[0].seeds_at_once]
+            seeds += [SeedRuns(config, seed, folder, executor, watcher) for seed in others]
+            results |= zip(waiting, _run_seeds(config.methods, seeds), strict=False)
+            del seeds  # before the next seed's data are read
             if len(config.seeds) > 1:
                 over = over_seeds(results)
                 whole = len(results) == len(config.seeds)
@@ -149,7 +162,36 @@ def run_method(
     folder = RunFolder(config, data_checked=True)
     with folder.claim_run(seed, method), _workers(config) as executor:
         if not folder.record(seed, method).exists():
-            SeedRuns(config, seed, folder, executor, watcher, divided).run_method(method)
+            _run_method(method, [SeedRuns(config, seed, folder, executor, watcher, divided)])
+
+
+def _run_seeds(methods: Sequence[Method], seeds: Sequence[SeedRuns]) -> list[RunResult]:
+    """Run methods for some seeds, one method after the other, and return each seed's result."""
+    for method in methods:
+        _run_method(method, [runs for runs in seeds if method not in runs.ended_runs])
+        results = [runs.publish(method) for runs in seeds]
+    for runs, result in zip(seeds, results, strict=True):
+        if len(runs.ended_runs) < len(methods):  # finished runs are shown without reading their data
+            runs.warn_of_withheld_classes(result)
+    return results
+
+
+def _run_method(method: Method, seeds: Sequence[SeedRuns]) -> None:
+    """Run a method for some seeds, or resume its runs, and write their records."""
+    if not seeds:
+        return
+    training = seeds[0].training
+    with ExitStack() as stack, allow_tf32(training.precision):
+        federations: list[TensorFederation | LocalFederation] = []
+        for runs in seeds:
+            federations.append(runs.open(method))
+            stack.enter_context(federations[-1])
+        on_tensors = [run.rounds() for run in federations if isinstance(run, TensorFederation)]
+        run_in_lockstep(on_tensors, training)
+        for runs, federation in zip(seeds, federations, strict=True):
+            if isinstance(federation, LocalFederation):
+                federation.run()
+            runs.save(method, federation)
 
 
 @dataclass(frozen=True)
@@ -257,29 +299,26 @@ class SeedRuns:
         self._out = folder.of_seed(seed)
         self._runs: dict[Method, SavedRun] = {}
 
-    def run(self) -> RunResult:
-        """Run the methods, reading completed runs, and return the result."""
-        ended = self.read_ended_runs()
-        for method in self._config.methods:
-            run = self._runs[method] = ended.get(method) or self.run_method(method)
-            if method in ended and self._config.keep_releases and method not in CONTROLS:
-                self._warn_without_releases(method)
-            self._watcher.on_run(EndedRun(self._seed, method, run.outcome, anew=method not in ended))
-            result = self._publish_results(complete=len(self._runs) == len(self._config.methods))
-        if len(ended) < len(self._config.methods):  # finished runs are shown without reading their data
-            self._warn_of_withheld_classes(result)
-        return result
+    @property
+    def seeds_at_once(self) -> int:
+        """Number of seeds, this one first, for which the runs of a method go in lockstep.
 
-    def run_method(self, method: Method) -> SavedRun:
-        """Run a method, or resume its run, and write its record; results are published by :meth:`run`."""
-        with allow_tf32(Precision(self._config.precision)):
-            run = self._run_or_resume(method)
-        run.write(self._folder.record(self._seed, method))
-        self._folder.drop_state(self._seed, method)
-        return run
+        It is 1 unless the tensor engine trains sites as one program on another device than a CPU. See
+        :func:`protoseal.simulation.tensors.lockstep.runs_at_once` for that device's limits.
+        """
+        config = self._config
+        stacks = config.uses_tensors and config.batched != "never"
+        has_ended = len(self.ended_runs) == len(config.methods)  # its data are not read
+        if not stacks or has_ended or choose_device(config.device).type == "cpu":
+            return 1
+        agreement = self._agreement(config.method)
+        models = [build_agreed_model(agreement, name) for name in config.models or [config.training.model]]
+        sizes = [sum(value.numel() for value in model.parameters()) for model in models]
+        return runs_at_once(self._scene.data.values(), max(sizes), choose_device(config.device))
 
-    def read_ended_runs(self) -> dict[Method, SavedRun]:
-        """Read the runs that had ended before, all of them before another begins, since any may be refused."""
+    @cached_property
+    def ended_runs(self) -> dict[Method, SavedRun]:
+        """Runs that had ended before this start, all read before another begins, since any may be refused."""
         paths = {method: self._folder.record(self._seed, method) for method in self._config.methods}
         ended = {method: SavedRun.read(path) for method, path in paths.items() if path.exists()}
         for method, run in ended.items():
@@ -304,7 +343,7 @@ class SeedRuns:
                 folder,
             )
 
-    def _warn_of_withheld_classes(self, result: RunResult) -> None:
+    def warn_of_withheld_classes(self, result: RunResult) -> None:
         """Log a warning where every class, or every class of a site, was withheld in the reported round.
 
         Sites then exchange no prototypes, so that a comparison of protections, or of settings, shows no difference.
@@ -328,39 +367,57 @@ class SeedRuns:
                     reason,
                 )
 
-    def _run_or_resume(self, method: Method) -> SavedRun:
-        """Run a method, or resume its run from the state that a killed process left."""
-        scene = self._scene
-        agreement = scene.agreement(self._config.self_aligns_as if method is Method.SELF else method)
+    def open(self, method: Method) -> TensorFederation | LocalFederation:
+        """Return the federation of a run, in the state that a killed process left of it."""
+        scene, agreement = self._scene, self._agreement(method)
         # Before any state is written, so that a later start with other settings or data is refused.
         self._folder.keep_agreement(self._seed, method, agreement)
         self._folder.keep_claim(self._seed, scene.divided.sha256)
-        state, on_completed = self._folder.state(self._seed, method), partial(self._report_round, method)
         settings: dict[str, Any] = {
+            "method": method,
             "training": scene.training,
             "testing": scene.testing,
-            "state": state,
-            "on_completed": on_completed,
+            "state": self._folder.state(self._seed, method),
+            "on_completed": partial(self._report_round, method),
         }
-        if method in CONTROLS:
-            outcome = run_control(agreement, method, scene.data, **settings)
-            return SavedRun(method, agreement, outcome, scene.divided.sha256)
-        federation: TensorFederation | LocalFederation
-        if self._config.uses_tensors:
-            federation = TensorFederation(agreement, scene.data, method=method, **settings)
-        else:
-            federation = LocalFederation(
-                agreement,
-                scene.data,
-                method=method,
-                executor=self._executor,
-                keep_releases=self._config.keep_releases,
-                **settings,
-            )
+        if method in CONTROLS or self._config.uses_tensors:
+            return TensorFederation(agreement, scene.data, **settings)
+        return LocalFederation(
+            agreement,
+            scene.data,
+            executor=self._executor,
+            keep_releases=self._config.keep_releases,
+            **settings,
+        )
+
+    def save(self, method: Method, federation: TensorFederation | LocalFederation) -> None:
+        """Save a run whose rounds have ended, close its federation, and write its record."""
         with federation:
-            federation.run()
-            outcome = federation.save(self._method_folder(method))
-        return SavedRun(method, agreement, outcome, scene.divided.sha256)
+            if isinstance(federation, TensorFederation) and method in CONTROLS:
+                outcome = federation.end()
+            else:
+                outcome = federation.save(self._method_folder(method))
+        run = SavedRun(method, federation.agreement, outcome, self._scene.divided.sha256)
+        run.write(self._folder.record(self._seed, method))
+        self._folder.drop_state(self._seed, method)
+        self._runs[method] = run
+
+    def publish(self, method: Method) -> RunResult:
+        """Report the end of a method's run, and publish and return the results so far."""
+        earlier = self.ended_runs.get(method)
+        run = self._runs[method] = earlier or self._runs[method]
+        if earlier is not None and self._config.keep_releases and method not in CONTROLS:
+            self._warn_without_releases(method)
+        self._watcher.on_run(EndedRun(self._seed, method, run.outcome, anew=earlier is None))
+        return self._publish_results(complete=len(self._runs) == len(self._config.methods))
+
+    @property
+    def training(self) -> SiteTraining:
+        """Settings of the sites' training, which are those of all seeds."""
+        return self._scene.training
+
+    def _agreement(self, method: Method) -> Agreement:
+        return self._scene.agreement(self._config.self_aligns_as if method is Method.SELF else method)
 
     def _report_round(self, method: Method, run: LocalFederation | TensorFederation, number: int) -> None:
         self._watcher.on_completed(CompletedRound(self._seed, method, number, run.reports(number)))

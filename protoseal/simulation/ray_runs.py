@@ -168,7 +168,7 @@ class RayRuns:
         unfinished = [
             (seed, method)
             for seed in config.seeds
-            for ended in [SeedRuns(config, seed, folder, None, Watcher()).read_ended_runs()]
+            for ended in [SeedRuns(config, seed, folder, None, Watcher()).ended_runs]
             for method in config.methods
             if method not in ended
         ]

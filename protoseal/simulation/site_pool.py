@@ -341,16 +341,20 @@ def train_sites(
     if training.batching is Batching.NEVER:
         return [site.run(round_number) for site in sites]
     return run_or_fallback(
-        lambda: _train_together(sites, round_number, training, programs),
+        lambda: train_jobs([site.jobs(round_number) for site in sites], training, programs),
         lambda: _train_one_by_one(sites, round_number),
         f"training of {len(sites)} sites as one program",
     )
 
 
-def _train_together(
-    sites: Sequence[Trainee], round_number: int, training: SiteTraining, programs: KeptPrograms
-) -> Sequence[Losses | None]:
-    for stage in zip(*(site.jobs(round_number) for site in sites), strict=True):
+def train_jobs(
+    jobs: Sequence[Sequence[Job]], training: SiteTraining, programs: KeptPrograms
+) -> Sequence[Losses]:
+    """Run the jobs of each site, those of one stage together; return the losses of each site's last job.
+
+    Raises the errors of :func:`protoseal.simulation.batched.training.run_together`.
+    """
+    for stage in zip(*jobs, strict=True):
         losses = run_together(stage, training.batching, precision=training.precision, programs=programs)
     return losses
 

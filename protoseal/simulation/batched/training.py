@@ -62,7 +62,7 @@ class KeptPrograms:
         """Return the program of this key, or a new one of the jobs; raise :class:`CannotStack` for these."""
         program = self._programs.pop(key, None) or Program(jobs, precision=precision.dtype, graphed=True)
         self._programs[key] = program  # now the last one
-        most = _memory(jobs[0].device)
+        most = usable_memory(jobs[0].device)
         while len(self._programs) > 1 and sum(kept.bytes for kept in self._programs.values()) > most:
             self._programs.pop(next(iter(self._programs)))
         return program
@@ -131,7 +131,7 @@ def sites_at_once(job: Job, batching: Batching = Batching.AUTO) -> int:
     if job.device.type == "cuda" and sum(value.numel() for value in job.model.parameters()) >= ALONE_ON_GPU:
         return 1
     if job.device.type != "cpu":
-        return max(1, _memory(job.device) // with_gradient_and_momentum)
+        return max(1, usable_memory(job.device) // with_gradient_and_momentum)
     fitting = min(MOST_ON_CPU, CACHE_BYTES // with_gradient_and_momentum)
     return max(2 if batching is Batching.ALWAYS else 1, fitting)
 
@@ -155,7 +155,7 @@ def _threads(job: Job) -> int:
     return torch.get_num_threads() if job.device.type == "cpu" else 1
 
 
-def _memory(device: torch.device) -> int:
+def usable_memory(device: torch.device) -> int:
     """Return the number of bytes of a GPU's memory that programs may take."""
     if device.type == "cuda" and torch.cuda.is_available():
         return torch.cuda.mem_get_info(device)[1] // 2

@@ -1,7 +1,8 @@
 """Checkpoints of the tensor engine: the state of all sites after a round, in one durable file.
 
 A checkpoint is a safetensors file with a JSON text; nothing is pickled. The next one is written once thirty times the
-duration of the last have passed, and ten seconds at least, so that checkpoints cost some 3 % of a long run.
+duration of the last have passed, and ten seconds at least, so that checkpoints cost some 3 % of a long run. Each of
+several runs in lockstep writes its own.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ from agreement.derived.cohorts import stated_classes
 from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Targets
 from protoseal.reports.result_files import site_folder
-from protoseal.simulation.batched.training import Batching, KeptPrograms, sites_at_once
+from protoseal.simulation.batched.training import Batching, sites_at_once
 from protoseal.simulation.local_federation import RunOutcome
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.schedules import RunSchedule
@@ -34,10 +34,10 @@ from protoseal.simulation.site_pool import (
     SitePool,
     SiteTesting,
     SiteTraining,
-    train_sites,
 )
 from protoseal.simulation.tensors.checkpoint import Checkpoints
 from protoseal.simulation.tensors.exchanges import Exchanged, build_exchange
+from protoseal.simulation.tensors.lockstep import RoundTraining, run_in_lockstep
 from protoseal.simulation.tensors.message_sizes import (
     Message,
     RoundFacts,
@@ -86,7 +86,6 @@ class TensorFederation:
         self._method = method or agreement.method
         self._training = training
         self._on_completed = on_completed
-        self._programs = KeptPrograms()
         self._stack = ExitStack()
         try:
             folder = state or Path(
@@ -135,11 +134,18 @@ class TensorFederation:
 
     def run(self) -> None:
         """Run the remaining rounds, or until training stops early."""
+        run_in_lockstep([self.rounds()], self._training)
+
+    def rounds(self) -> Iterator[RoundTraining]:
+        """Run the remaining rounds as :meth:`run` does; the caller trains the sites that are yielded in each round.
+
+        See :func:`protoseal.simulation.tensors.lockstep.run_in_lockstep`, which is such a caller.
+        """
         if not self.pool.completed:
             self._start()
         while not self.pool.is_over:
             number = self.pool.completed + 1
-            self._run_round(number)
+            yield from self._run_round(number)
             self.pool.end_round(number)
             self._on_completed(self, number)
             if self._checkpoints.is_due:
@@ -195,11 +201,11 @@ class TensorFederation:
         drawn = self._schedule.participants(groups or [[site.name for site in self.sites]], round_number)
         return [site for site in self.sites if site.name in drawn]
 
-    def _run_round(self, number: int) -> None:
+    def _run_round(self, number: int) -> Iterator[RoundTraining]:
         """Train the participants from their last results, exchange their values, and report the round."""
         began = time.perf_counter()
         participants = self._participants(number)
-        self._train(number, participants)
+        began += yield from self._train(number, participants)
         start, trained = self._round_start(number, participants), time.perf_counter()
         exchanged = self._exchange_values(number, participants)
         ended = time.perf_counter()
@@ -227,19 +233,27 @@ class TensorFederation:
                 )
             )
 
-    def _train(self, number: int, sites: Sequence[TensorSite]) -> None:
-        """Train each site from the averaged part that it received last; training that fails is undone."""
+    def _train(self, number: int, sites: Sequence[TensorSite]) -> Generator[RoundTraining, None, float]:
+        """Train each site from the averaged part that it received last; training that fails is undone.
+
+        Return the seconds that passed for other runs.
+        """
         for averaged, names in self._bases(sites):
             self._models.load(names, averaged)
         self._models.begin()
-        losses = train_sites(sites, number, self._training, self._programs)
+        training, began = RoundTraining(number, sites), time.perf_counter()
+        yield training
+        others = time.perf_counter() - began - training.seconds
         finite = self._models.finite_sites
-        kept = [last if site.name in finite else None for site, last in zip(sites, losses, strict=True)]
+        kept = [
+            last if site.name in finite else None for site, last in zip(sites, training.losses, strict=True)
+        ]
         for site, last in zip(sites, kept, strict=True):
             if last is None:
                 site.fail(number)
         self._models.end()
         self._compute_values(number, sites, kept)
+        return others
 
     def _compute_values(
         self, number: int, sites: Sequence[TensorSite], losses: Sequence[Losses | None]

@@ -104,10 +104,7 @@ def scene_of(folder: Path, *, double: bool = False, **changes: object) -> dict[s
     scene = load_scene(config, 0)
     data = dict(scene.data)
     if double:
-        data = {
-            name: replace(site, train=_double(site.train), test=_double(site.test))
-            for name, site in data.items()
-        }
+        data = double_data(data)
     return {
         "agreement": scene.agreement(config.method),
         "data": data,
@@ -158,6 +155,13 @@ def read_tensors(out: Path) -> dict[str, Tensor]:
         f"{path.parent.name} {name}": value
         for path in sorted([*out.rglob(MODEL), *out.rglob(PROTOTYPES)])
         for name, value in safetensors.torch.load_file(path).items()
+    }
+
+
+def double_data(data: Mapping[str, SiteData]) -> dict[str, SiteData]:
+    """Return sites' data in float64."""
+    return {
+        name: replace(site, train=_double(site.train), test=_double(site.test)) for name, site in data.items()
     }
 
 

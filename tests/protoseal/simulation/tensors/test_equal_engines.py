@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from agreement import CONTROLS, METHODS
-from protoseal.simulation import experiment
 from protoseal.simulation.batched.training import Batching
 from protoseal.simulation.site_pool import SiteTraining
-from secure_client.checkpoints import learner_factory
 from secure_client.data import SiteData
-from secure_client.models.prototype_model import PrototypeModel
 from tests.protoseal.simulation.tensors.engines import check_equal, run_both, scene_of
 from tests.support.marks import full_but
 from tests.support.small import small_agreement, small_data
@@ -26,26 +22,6 @@ CLOSE = 1e-9
 ONE_STEP = 2.0**-22
 """Of numbers in float32, after one round, that are rounded from float64 sums in another order: a unit in the last
 place, and another where it is doubled."""
-
-
-@pytest.fixture
-def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Train models in float64, which were drawn in float32, and convert targets to it."""
-    build = learner_factory.build_agreed_model
-
-    def doubled(*arguments: Any) -> PrototypeModel:
-        torch.set_default_dtype(torch.float32)
-        try:
-            return build(*arguments).double()
-        finally:
-            torch.set_default_dtype(torch.float64)
-
-    for module in (learner_factory, experiment):
-        monkeypatch.setattr(module, "build_agreed_model", doubled)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
 
 FEDERATED = sorted(name for name, method in METHODS.items() if method not in CONTROLS)
 SPLITS = ("iid:per=30", "shots:n=3,k=8", "dirichlet:0.3,per=30", "domains:per=20", "mixed:n=4,max=20,val=0.2")
