@@ -114,6 +114,7 @@ class Cell:
             rounds = [each for turn in turns for each in turn]
             trained = [each.train / each.spent.wall for each in rounds if each.train is not None]
             what["training_share"] = statistics.median(trained) if trained else None
+            what["cpu_seconds"] = statistics.median(each.spent.cpu for each in rounds) if rounds else None
             what["peak_rss_bytes"] = max((each.peak for each in rounds), default=None)
             # A turn of both sides, one after the other, gives a pair for each round.
             pairs = [

@@ -72,7 +72,7 @@ class Case:
         """Return one object of ``cases``."""
         return {
             **self.what,
-            "seconds": statistics.median(spent.wall for spent in self.spent),
+            "seconds": _median([spent.wall for spent in self.spent]),
             "baseline_seconds": _median([spent.wall for spent in self.baseline]),
             "ratio": self.ratio,
             "cpu_ratio": self.cpu_ratio,
