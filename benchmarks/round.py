@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -140,10 +141,10 @@ class Course:
         for site in self.federation.sites:
             site.learner.run = partial(self._run_jobs, site.learner.run)  # type: ignore[method-assign]
 
-    def _run_jobs(self, run: Callable[[int], Losses | None], round_number: int) -> Losses | None:
+    def _run_jobs(self, train: Callable[..., Losses | None], *given: Any) -> Losses | None:
         """Run a site's training jobs of a round, and add their cost to the present round's."""
         done: list[Losses | None] = []
-        self._steps = _sum(self._steps, spent_on(lambda: done.append(run(round_number))))
+        self._steps = _sum(self._steps, spent_on(lambda: done.append(train(*given))))
         return done[0]
 
     def set_up(self) -> None:

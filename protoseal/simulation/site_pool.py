@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -13,9 +14,10 @@ from torch.utils.data import Dataset
 from agreement import Agreement, Method
 from protoseal.reports.run_results import mean
 from protoseal.simulation.batched.precision import Precision
-from protoseal.simulation.batched.training import Batching, KeptPrograms, run_together
+from protoseal.simulation.batched.training import Batching, KeptPrograms, run_alone, run_together
 from protoseal.simulation.config import ScheduleSection
 from protoseal.simulation.run_log import RunLog
+from secure_client.checkpoints.checkpointed_learner import RunJob
 from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.checkpoints.learner_factory import build_checked_model, build_learner, warn_of_fedavg
 from secure_client.checkpoints.predictor import Predictor
@@ -326,8 +328,11 @@ class Trainee(Protocol):
         """Restore the model of the round's start."""
         ...
 
-    def run(self, round_number: int) -> Losses | None:
-        """Run the round's jobs and return the losses of the last job; None without jobs or after any error."""
+    def run(self, round_number: int, run: RunJob | None = None) -> Losses | None:
+        """Run the round's jobs and return the losses of the last job; None without jobs or after any error.
+
+        Each job is run by ``run``, by default :func:`secure_client.training.loop.run_job`.
+        """
         ...
 
 
@@ -342,7 +347,7 @@ def train_sites(
         return [site.run(round_number) for site in sites]
     return run_or_fallback(
         lambda: train_jobs([site.jobs(round_number) for site in sites], training, programs),
-        lambda: _train_one_by_one(sites, round_number),
+        lambda: _train_one_by_one(sites, round_number, training.precision),
         f"training of {len(sites)} sites as one program",
     )
 
@@ -359,8 +364,10 @@ def train_jobs(
     return losses
 
 
-def _train_one_by_one(sites: Sequence[Trainee], round_number: int) -> list[Losses | None]:
+def _train_one_by_one(
+    sites: Sequence[Trainee], round_number: int, precision: Precision
+) -> list[Losses | None]:
     """Train each site by itself from the start of the round, so that a diverging site affects no other."""
     for site in sites:
         site.undo()
-    return [site.run(round_number) for site in sites]
+    return [site.run(round_number, partial(run_alone, precision=precision)) for site in sites]

@@ -31,6 +31,8 @@ _MODEL = "model"
 _STATE = (_MODEL, TARGETS, BASE)
 """Documents of the journal that make a learner's state."""
 _REMEMBERED = "remembered "
+RunJob = Callable[[Job], Losses]
+"""Function that trains as :func:`secure_client.training.loop.run_job` does."""
 
 
 class RoundPrototypes(NamedTuple):
@@ -129,11 +131,13 @@ class CheckpointedLearner:
         """Return the jobs to run, in this order, between :meth:`begin` and :meth:`finish`."""
         return self._learner.jobs(round_number, self.received.guide) if round_number else []
 
-    def run(self, round_number: int) -> Losses | None:
-        """Run the round's jobs and return the losses of the last job; None without jobs or after any error."""
-        return run_jobs(
-            lambda: self.jobs(round_number), f"{self._learner.site}: training in round {round_number}"
-        )
+    def run(self, round_number: int, run: RunJob | None = None) -> Losses | None:
+        """Run the round's jobs and return the losses of the last job; None without jobs or after any error.
+
+        Each job is run by ``run``, by default :func:`secure_client.training.loop.run_job`.
+        """
+        what = f"{self._learner.site}: training in round {round_number}"
+        return run_jobs(lambda: self.jobs(round_number), what, run)
 
     def undo(self) -> None:
         """Restore the model of the round's start."""
@@ -242,14 +246,14 @@ def log_failed_training(site: str, round_number: int) -> None:
     )
 
 
-def run_jobs(jobs: Callable[[], list[Job]], what: str) -> Losses | None:
+def run_jobs(jobs: Callable[[], list[Job]], what: str, run: RunJob | None = None) -> Losses | None:
     """Run a round's jobs and return the losses of the last job; None without jobs or after any error.
 
     A job that fails ends none of the later ones, so that the time of training does not show the failure. ``what`` names
     the training in the log.
     """
     losses = [
-        run_or_fallback(partial(run_job, job), lambda: None, what)
+        run_or_fallback(partial(run or run_job, job), lambda: None, what)
         for job in run_or_fallback(jobs, list[Job], what)
     ]
     return losses[-1] if losses and None not in losses else None

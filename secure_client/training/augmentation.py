@@ -46,12 +46,13 @@ class Augmentation:
         """Return images (N, C, H, W) changed by :meth:`draw`'s (N, 3), on the same device."""
         count, channels, height, width = images.shape
         pad = self.padding
-        black = torch.tensor(self.black, dtype=images.dtype, device=images.device).view(-1, 1, 1)
-        padded = black.expand(count, channels, height + 2 * pad, width + 2 * pad).clone()
+        padded = images.new_empty(count, channels, height + 2 * pad, width + 2 * pad)
+        for channel, value in enumerate(self.black):
+            padded[:, channel].fill_(value)  # a tensor of these values would be a copy that a GPU waits for
         padded[:, :, pad : pad + height, pad : pad + width] = images
-        image, channel, row, column = (
+        image, colour, row, column = (
             torch.arange(size, device=images.device).view(size, *(1,) * after)
             for size, after in ((count, 3), (channels, 2), (height, 1), (width, 0))
         )
         top, left, flips = draws.to(images.device).T.reshape(3, count, 1, 1, 1)
-        return padded[image, channel, top + row, left + torch.where(flips == 1, width - 1 - column, column)]
+        return padded[image, colour, top + row, left + torch.where(flips == 1, width - 1 - column, column)]

@@ -194,8 +194,8 @@ class Stack:
     def keep_statistics(self) -> None:
         """Write the buffers of the sites in use back, if they are copies."""
         if not isinstance(self._sites, range):
+            places = torch.tensor(self._sites, device=self._working[0].device)
             for name in self._buffers:
-                places = torch.tensor(self._sites, device=self.values[name].device)
                 self.values[name].index_copy_(0, places, self._rows[name])
 
     def load(self, models: Sequence[PrototypeModel]) -> None:

@@ -99,7 +99,7 @@ def run_together(
         raise ValueError("two jobs of one model cannot run together: run one after the other")
     with allow_tf32(precision):
         if batching is Batching.NEVER:
-            return [_run_alone(job, precision) for job in jobs]
+            return [run_alone(job, precision) for job in jobs]
         losses: dict[int, Losses] = {}
         groups = list(_groups(jobs, batching, at_once))
         group_jobs = [[jobs[number] for number in group] for group in groups]
@@ -108,13 +108,15 @@ def run_together(
         else:
             trained = _run_side_by_side(group_jobs, precision)
         for group, members, stacked in zip(groups, group_jobs, trained, strict=True):
-            losses.update(zip(group, stacked or [_run_alone(job, precision) for job in members], strict=True))
+            losses.update(zip(group, stacked or [run_alone(job, precision) for job in members], strict=True))
     return [losses[number] for number in range(len(jobs))]
 
 
-def _run_alone(job: Job, precision: Precision) -> Losses:
+def run_alone(job: Job, precision: Precision) -> Losses:
+    """Run the job by itself, with its network in ``precision`` unless it trains by DP-SGD."""
     lower = precision.dtype is not None and job.dp_sgd is None
-    with torch.autocast(job.device.type, precision.dtype, enabled=lower):
+    # The cache would keep the first step's weights until the end of the job.
+    with torch.autocast(job.device.type, precision.dtype, enabled=lower, cache_enabled=False):
         return run_job(job)
 
 

@@ -10,7 +10,7 @@ from algorithms.gram_matrix import Float
 from algorithms.prototypes import Guide
 from protoseal.simulation.schedules import RunSchedule
 from protoseal.simulation.tensors.models import Numbers, SiteModels
-from secure_client.checkpoints.checkpointed_learner import log_failed_training, run_jobs
+from secure_client.checkpoints.checkpointed_learner import RunJob, log_failed_training, run_jobs
 from secure_client.checkpoints.exchanged_values import ExchangedValues, TrainedValues
 from secure_client.checkpoints.learner_factory import prototype_bounds
 from secure_client.checkpoints.predictor import Predictor
@@ -72,9 +72,10 @@ class TensorSite:
         self._jobs = self._schedule.adapt(jobs, round_number, self._optimisers)
         return self._jobs
 
-    def run(self, round_number: int) -> Losses | None:
-        """Run the round's jobs and return the losses of the last job; None after any error."""
-        return run_jobs(lambda: self.jobs(round_number), f"{self.name}: training in round {round_number}")
+    def run(self, round_number: int, run: RunJob | None = None) -> Losses | None:
+        """Run the round's jobs, by ``run`` or in the usual way; return the last job's losses; None after any error."""
+        what = f"{self.name}: training in round {round_number}"
+        return run_jobs(lambda: self.jobs(round_number), what, run)
 
     def undo(self) -> None:
         """Restore the model of the round's start."""

@@ -10,9 +10,14 @@ import torch
 from torch.utils.data import TensorDataset
 
 from agreement import CONTROLS, METHODS
+from protoseal.simulation import site_pool
+from protoseal.simulation.batched import training
+from protoseal.simulation.batched.precision import Precision
 from protoseal.simulation.batched.training import Batching
 from protoseal.simulation.site_pool import SiteTraining
 from secure_client.data import SiteData
+from secure_client.training.job import Job, Losses
+from secure_client.training.loop import run_job
 from tests.protoseal.simulation.tensors.engines import check_equal, run_both, scene_of
 from tests.support.marks import full_but
 from tests.support.small import small_agreement, small_data
@@ -76,3 +81,23 @@ def test_engines_diverging_site_is_undone_alike(
     for run in runs:
         assert [done.trained for done in run.outcome.sites["clinic-b"].rounds] == [False, False]
     assert caplog.text.count("training failed in 2 of 8 rounds") == len(runs)
+
+
+def test_engines_train_one_by_one_in_bf16_after_a_program_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower: list[bool] = []
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no program today")
+
+    def noted(job: Job) -> Losses:
+        lower.append(torch.is_autocast_enabled("cpu"))
+        return run_job(job)
+
+    monkeypatch.setattr(site_pool, "run_together", fail)
+    monkeypatch.setattr(training, "run_job", noted)
+    scene = scene_of(tmp_path, method="pfpl", rounds=1)
+    scene["training"] = SiteTraining(batching=Batching.ALWAYS, precision=Precision.BF16)
+    run_both(**scene, batching=Batching.ALWAYS)
+    assert lower == [True] * 8  # four sites of two engines
