@@ -160,15 +160,14 @@ def run_method(
     simulation with the same configuration afterwards reads the run and publishes results.
     """
     folder = RunFolder(config, data_checked=True)
-    with folder.claim_run(seed, method), _workers(config) as executor:
-        if not folder.record(seed, method).exists():
-            _run_method(method, [SeedRuns(config, seed, folder, executor, watcher, divided)])
+    with _workers(config) as executor:
+        _run_method(method, [SeedRuns(config, seed, folder, executor, watcher, divided)])
 
 
 def _run_seeds(methods: Sequence[Method], seeds: Sequence[SeedRuns]) -> list[RunResult]:
     """Run methods for some seeds, one method after the other, and return each seed's result."""
     for method in methods:
-        _run_method(method, [runs for runs in seeds if method not in runs.ended_runs])
+        _run_method(method, seeds)
         results = [runs.publish(method) for runs in seeds]
     for runs, result in zip(seeds, results, strict=True):
         if len(runs.ended_runs) < len(methods):  # finished runs are shown without reading their data
@@ -178,10 +177,14 @@ def _run_seeds(methods: Sequence[Method], seeds: Sequence[SeedRuns]) -> list[Run
 
 def _run_method(method: Method, seeds: Sequence[SeedRuns]) -> None:
     """Run a method for some seeds, or resume its runs, and write their records."""
-    if not seeds:
-        return
-    training = seeds[0].training
-    with ExitStack() as stack, allow_tf32(training.precision):
+    with ExitStack() as stack:
+        for runs in seeds:
+            stack.enter_context(runs.claim(method))
+        seeds = [runs for runs in seeds if method not in runs.ended_runs]
+        if not seeds:
+            return
+        training = seeds[0].training
+        stack.enter_context(allow_tf32(training.precision))
         federations: list[TensorFederation | LocalFederation] = []
         for runs in seeds:
             federations.append(runs.open(method))
@@ -367,6 +370,22 @@ class SeedRuns:
                     reason,
                 )
 
+    @contextmanager
+    def claim(self, method: Method) -> Iterator[None]:
+        """Lock a method's run for this process, as a task of an earlier start on Ray may still have it.
+
+        If that task ends the run in the meantime, :attr:`ended_runs` has it. Raises the errors of
+        :meth:`protoseal.simulation.run_folder.RunFolder.claim_run`.
+        """
+        if method in self.ended_runs:
+            yield
+            return
+        with self._folder.claim_run(self._seed, method):
+            path = self._folder.record(self._seed, method)
+            if path.exists():
+                self.ended_runs[method] = SavedRun.read(path)
+            yield
+
     def open(self, method: Method) -> TensorFederation | LocalFederation:
         """Return the federation of a run, in the state that a killed process left of it."""
         scene, agreement = self._scene, self._agreement(method)
@@ -420,6 +439,7 @@ class SeedRuns:
         return self._scene.agreement(self._config.self_aligns_as if method is Method.SELF else method)
 
     def _report_round(self, method: Method, run: LocalFederation | TensorFederation, number: int) -> None:
+        self._folder.note_round(self._seed, method)
         self._watcher.on_completed(CompletedRound(self._seed, method, number, run.reports(number)))
 
     def _method_folder(self, method: Method) -> Path:

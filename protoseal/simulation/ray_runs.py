@@ -8,8 +8,9 @@ A task whose machine is lost is started again on another one, where its run resu
 A task has as many torch threads as the process that started it, since rounding depends on the number of threads.
 
 Security: clusters are for one's own machines. Ray unpickles whatever reaches its ports, so anyone who reaches them can
-run programs, and it asks for no password by default. Tasks get settings and simulated data, never a key. Usage
-statistics are off, and a cluster that is started here listens on the loopback address only.
+run programs, and it asks for no password by default. Tasks get settings and the sites' data, never a key; every
+machine holds data in memory and may write them to its disk. Usage statistics are off, and a cluster that is started
+here listens on the loopback address only.
 """
 
 from __future__ import annotations
@@ -124,20 +125,23 @@ def start_ray_runs(
     """
     ray = _import_ray(address)
     with ExitStack() as stack:
+        # Before claims, which delete results if `fresh` is given.
+        stack.enter_context(_connect(ray, address))
+        resources = choose_resources(ray, configs, cpus, gpus)
         claims: dict[Path, ExitStack] = {}
         folders = []
         for config in configs:
             claims[config.out] = stack.enter_context(ExitStack())
             folders.append(claims[config.out].enter_context(claim_folder(config, fresh=fresh)))
-        stack.enter_context(_connect(ray, address))
-        runs = RayRuns(ray, choose_resources(ray, configs, cpus, gpus), claims, on_end)
+        stack.callback(ray.shutdown)  # so that tasks end before the folders are free
+        runs = RayRuns(ray, resources, claims, on_end)
         for config, folder in zip(configs, folders, strict=True):
             runs.submit(config, folder)
         yield runs
 
 
 class RayRuns:
-    """Runs that are tasks of a cluster. Runs that had ended before are none of them."""
+    """Runs that are tasks of a cluster. Runs that have ended already get no task."""
 
     def __init__(
         self,

@@ -43,9 +43,9 @@ from secure_client.output.site_log import SITE_LOG, SiteLog
 from secure_server.round_log import CoordinatorRound
 
 CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
-_LOCK, _DATA = "lock", "data"
-LOCK_SECONDS = 60.0
-"""Longest wait for the lock of one run."""
+_LOCK, _DATA, _BEGUN = "lock", "data", "begun"
+LOCK_SECONDS = 180.0
+"""Longest wait for the lock of one run: a file server keeps a lost machine's locks for a lease, on NFS often 90 s."""
 
 FREE = frozenset({"out", "workers", "data_root", "tensorboard", "compare", "seeds", "keep_releases"})
 """Settings that may change in the same folder, since they change no run or only select runs.
@@ -88,8 +88,8 @@ class RunFolder:
             try:
                 yield
             except (UserError, PrivacyError, SiteError):
-                records = (f"{RUNS}/*.json", f"seed-*/{RUNS}/*.json")
-                if not was_claimed and not any(any(self._out.glob(pattern)) for pattern in records):
+                progress = (f"{RUNS}/*.json", f"seed-*/{RUNS}/*.json", f"{STATE}/seed-*/*/{_BEGUN}")
+                if not was_claimed and not any(any(self._out.glob(pattern)) for pattern in progress):
                     (self._out / CLAIM).unlink(missing_ok=True)  # a refused start claims nothing
                 raise
             finally:
@@ -100,8 +100,9 @@ class RunFolder:
     def claim_run(self, seed: int, method: Method) -> Iterator[None]:
         """Lock one run for this process, while another process holds the folder's claim for it.
 
-        Waits for an earlier attempt at the run, on a machine that a cluster has lost: its process ends within seconds.
-        Raises :class:`OtherSimulation` if the run is still locked after :data:`LOCK_SECONDS`.
+        Waits for an earlier attempt at the run, on a machine that a cluster has lost: its process ends within seconds,
+        and its file server frees the lock at the end of the machine's lease. Raises :class:`OtherSimulation` if the run
+        is still locked after :data:`LOCK_SECONDS`.
         """
         path = self._out / STATE / f"seed-{seed}" / f"{self._name(method)}.{_LOCK}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +113,10 @@ class RunFolder:
                 break
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
-                    raise OtherSimulation(f"another process has this run in {path.parent}: end it") from error
+                    raise OtherSimulation(
+                        f"another process has this run in {path.parent}: end it; if its machine is lost, wait until "
+                        "the file server's lease of the lock is over"
+                    ) from error
                 time.sleep(0.2)
         with file:
             yield
@@ -182,6 +186,10 @@ class RunFolder:
                 f"{place} has other settings (extension.{', extension.'.join(others)}): restore the earlier "
                 "settings, delete it to run that method again, or use --fresh to start over"
             )
+
+    def note_round(self, seed: int, method: Method) -> None:
+        """Record that an unfinished run has completed a round: an error then deletes nothing."""
+        (self.state(seed, method) / _BEGUN).touch()
 
     def drop_state(self, seed: int, method: Method) -> None:
         """Delete the state of a run that has ended."""

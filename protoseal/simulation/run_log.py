@@ -37,6 +37,8 @@ class RunLog(DatabaseOwner):
     def __init__(self, path: Path) -> None:
         """Open or create the file."""
         self._db = sqlite3.connect(path, isolation_level=None)
+        # Otherwise WAL needs memory that processes share, which a network's file system lacks.
+        self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
         self._db.execute("PRAGMA journal_mode=WAL")
         # A killed process loses nothing; a power cut loses what was written since the last call of `sync`.
         self._db.execute("PRAGMA synchronous=NORMAL")

@@ -310,7 +310,7 @@ class TensorFederation:
             for averaged, members in self._bases(sites):
                 self._models.load(members, averaged)
             aggregated = evaluate_sites(learners, guides, self._at_once)
-        finally:  # training goes on from the trained part, not from the model that predicts
+        finally:  # training resumes from the trained part, not from the model that predicts
             self._models.put_back(names, columns)
         return [
             None if after is None or before is None else with_trained(after, before)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +22,10 @@ from benchmarks.ray_machines import start_machines
 from protoseal.reports.sweep_table import CSV, JSON
 from protoseal.simulation import ray_runs
 from protoseal.simulation.config import SimulationConfig
-from protoseal.simulation.experiment import claim_folder
+from protoseal.simulation.experiment import CompletedRound, Watcher, claim_folder, divide_data, run_method
+from protoseal.simulation.experiment import simulate as simulate_here
 from protoseal.simulation.ray_runs import FolderNotShared, RunResources, TaskConfig, start_ray_runs
-from protoseal.simulation.run_folder import OtherSimulation
+from protoseal.simulation.run_folder import CLAIM, OtherSimulation, RunFolder
 from tests.support import ray_model
 from tests.support.simulations import DIGITS, config_in
 
@@ -45,6 +48,25 @@ def test_start_ray_runs_without_ray_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"protoseal\[ray\]"), start_ray_runs([config_for(tmp_path)], "local"):
         pass
+
+
+def test_start_ray_runs_fresh_without_a_cluster_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path / "out")
+    simulate_here(config)
+    before = sorted(config.out.rglob("*"))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no cluster")
+
+    monkeypatch.setattr(ray_runs, "_import_ray", lambda _: SimpleNamespace(init=refuse))
+    with (
+        pytest.raises(UserError, match="there is no cluster"),
+        start_ray_runs([config], "10.0.0.1:6379", fresh=True),
+    ):
+        pass
+    assert sorted(config.out.rglob("*")) == before
 
 
 @pytest.mark.parametrize("content", [None, "another token"])
@@ -108,6 +130,53 @@ def test_claim_run_waits_for_an_earlier_attempt(tmp_path: Path, monkeypatch: pyt
             pass
         with folder.claim_run(0, config.method), folder.claim_run(1, config.method):
             pass
+
+
+def test_simulate_beside_a_task_of_an_earlier_start_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path / "out")
+    monkeypatch.setattr("protoseal.simulation.run_folder.LOCK_SECONDS", 0.0)
+    with RunFolder(config).claim_run(0, config.method), pytest.raises(OtherSimulation, match="lease"):
+        simulate_here(config)
+
+
+def test_simulate_takes_the_run_that_a_task_ended_while_it_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path / "out")
+    elsewhere = config_for(tmp_path / "elsewhere")
+    expected = simulate_here(elsewhere)
+    completed: list[CompletedRound] = []
+    watcher = Watcher()
+    monkeypatch.setattr(watcher, "on_completed", completed.append)
+    with ExitStack() as task:
+        task.enter_context(RunFolder(config).claim_run(0, config.method))
+
+        def end_task(_: float) -> None:
+            shutil.copytree(elsewhere.out / "runs", config.out / "runs")
+            task.close()
+
+        monkeypatch.setattr("protoseal.simulation.run_folder.time.sleep", end_task)
+        assert simulate_here(config, watcher) == expected
+    assert completed == []
+
+
+def test_claim_of_a_start_that_completed_a_round_outlives_an_error(tmp_path: Path) -> None:
+    """One machine that does not see the folder deletes nothing of what the others have trained."""
+    config = config_for(tmp_path / "out")
+
+    class Stop(Watcher):
+        def on_completed(self, completed: CompletedRound) -> None:
+            """Raise the error of a machine without the folder."""
+            raise FolderNotShared(f"after round {completed.round}")
+
+    divided = divide_data(config, 0)
+    folder = RunFolder(config)
+    with pytest.raises(FolderNotShared), folder.claim():
+        run_method(config, 0, config.method, divided, Stop())
+    assert (config.out / CLAIM).exists()
+    assert any(folder.state(0, config.method).iterdir())
 
 
 # Whole commands
