@@ -9,11 +9,13 @@ import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import click
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
+from benchmarks.contestants.simulation import Stopwatch
 from benchmarks.record import (
     Case,
     Spent,
@@ -28,8 +30,10 @@ from benchmarks.record import (
 from protoseal.commands.options import COUNT, example, parse_words
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal.reports.result_files import RunResult
+from protoseal.simulation.batched.training import run_together
 from protoseal.simulation.config import load_simulation
-from protoseal.simulation.experiment import CompletedRound, Watcher, simulate
+from protoseal.simulation.experiment import simulate
+from protoseal.simulation.run_folder import SavedRun
 
 SETTINGS = {
     "dataset": "digits",
@@ -51,20 +55,7 @@ COLUMNS = {
     "training": "training",
     "peak_mib": "MiB",
 }
-CAPTION = "difference of mean accuracies, tensors less sessions, over seeds; share of training in a round"
-
-
-class TrainingShare(Watcher):
-    """Share of all rounds' time that their training takes."""
-
-    def __init__(self) -> None:
-        self.seconds = {"train": 0.0, "protect": 0.0}
-
-    def on_completed(self, completed: CompletedRound) -> None:
-        """Add a round."""
-        for report in completed.reports.values():
-            for name in self.seconds:
-                self.seconds[name] += report.seconds[name]
+CAPTION = "difference of mean accuracies, tensors less sessions, over seeds; share of rounds' time in `run_together`"
 
 
 def pair_by_seed(method: str, *, seeds: int, rounds: int) -> Case:
@@ -95,7 +86,7 @@ def pair_by_seed(method: str, *, seeds: int, rounds: int) -> Case:
 def run_many_sites(method: str, *, sites: int, rounds: int) -> Case:
     """Return the time, memory and share of training of a run of many sites with ten samples each to train on."""
     rng = np.random.default_rng(0)
-    share = TrainingShare()
+    training = Stopwatch(run_together)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "images.npz"
         labels = np.arange(sites * 20) % 10
@@ -113,11 +104,15 @@ def run_many_sites(method: str, *, sites: int, rounds: int) -> Case:
         }
         text = [f"{name}={value}" for name, value in settings.items()]
         config = load_simulation(None, {"out": f"{folder}/out"}, text)
-        spent = spent_on(lambda: simulate(config, share))
+        with mock.patch("protoseal.simulation.site_pool.run_together", training):
+            spent = spent_on(lambda: simulate(config))
+        ended = SavedRun.read(Path(folder, "out", "runs", f"{method}.json")).outcome
+    # Tests and the log are part of a round, and the prototypes' pass is no part of training.
+    rounds_seconds = sum(completed.total_seconds for completed in ended.rounds)
     what: dict[str, Value] = {
         "case": f"{sites} sites",
         "method": method,
-        "training": share.seconds["train"] / sum(share.seconds.values()),
+        "training": training.seconds / rounds_seconds,
         "peak_mib": peak_memory() // 2**20,
     }
     return Case(what, [spent])

@@ -134,6 +134,8 @@ class RunResult(Record):
     rounds: tuple[RoundFigures, ...]
     mean_accuracy: Share | None
     config: dict[str, Any]
+    """The agreement; a simulation adds `engine`, `precision` and `schedule`, each unless it is the default (`engine`:
+    `sessions`, or absent where tensors ran)."""
     classes: tuple[str, ...] = ()
     withheld: tuple[str, ...] = ()
     """Classes that too few sites hold, in the last round, or ``best_round``."""

@@ -20,7 +20,7 @@ from agreement.registry.methods import CONTROLS, Method
 from agreement.registry.protections import Protection
 from agreement.schema.agreement import USUAL_SITES, Agreement
 from agreement.schema.run_settings import InputSection, RunSettings
-from agreement.sections.training import ModelSpec, PreprocessingSection
+from agreement.sections.training import ModelSpec, Optimiser, PreprocessingSection
 from agreement.toml_loading import (
     SITES_FORM,
     ConfigError,
@@ -52,7 +52,8 @@ class ScheduleSection(Section):
     """
 
     participation: PositiveShare = 1.0
-    """Share of the sites that takes part in a round, rounded up, and at least `min_sites`."""
+    """Share of the sites that takes part in a round, rounded up, and at least `min_sites`; under FedPC with several
+    groups the share of each group, and at least `min_holders`."""
     lr_decay: PositiveShare = 1.0
     """Factor by which each round multiplies the learning rate."""
     crop: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -228,6 +229,12 @@ class SimulationConfig(RunSettings):
             raise ValueError(
                 "schedule.participation is below 1, but with training.frozen_extractor prototypes are sent once, in "
                 "round 1, by the sites that take part in it: leave one of the two out"
+            )
+        has_state = self.training.optimiser is Optimiser.ADAM or self.training.momentum
+        if self.schedule.optimiser_state == "kept" and not has_state:
+            raise ValueError(
+                "schedule.optimiser_state = 'kept' has no effect with SGD without training.momentum, which has no "
+                "state: leave one of the two out"
             )
         return self
 

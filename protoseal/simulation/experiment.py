@@ -399,7 +399,7 @@ class SeedRuns:
             "state": self._folder.state(self._seed, method),
             "on_completed": partial(self._report_round, method),
         }
-        if method in CONTROLS or self._config.uses_tensors:
+        if self._runs_on_tensors(method):
             return TensorFederation(agreement, scene.data, **settings)
         return LocalFederation(
             agreement,
@@ -438,6 +438,9 @@ class SeedRuns:
     def _agreement(self, method: Method) -> Agreement:
         return self._scene.agreement(self._config.self_aligns_as if method is Method.SELF else method)
 
+    def _runs_on_tensors(self, method: Method) -> bool:
+        return method in CONTROLS or self._config.uses_tensors
+
     def _report_round(self, method: Method, run: LocalFederation | TensorFederation, number: int) -> None:
         self._folder.note_round(self._seed, method)
         self._watcher.on_completed(CompletedRound(self._seed, method, number, run.reports(number)))
@@ -472,11 +475,15 @@ class SeedRuns:
             data_sha256=run.data_sha256,
             diagnoses=tuple(diagnosis for shown in (run, *others) for diagnosis in shown.diagnoses),
         )
-        if self._config.schedule == ScheduleSection():
-            return result
-        # The agreement, which makes up the rest of the result's configuration, has no schedule.
-        schedule = self._config.schedule.model_dump(mode="json")
-        return result.model_copy(update={"config": {**result.config, "schedule": schedule}})
+        # The agreement, which makes up the rest of the result's configuration, has none of these.
+        config = dict(result.config)
+        if not self._runs_on_tensors(run.method):
+            config["engine"] = "sessions"
+        if self._config.precision != "float32":
+            config["precision"] = self._config.precision
+        if self._config.schedule != ScheduleSection():
+            config["schedule"] = self._config.schedule.model_dump(mode="json")
+        return result.model_copy(update={"config": config})
 
 
 @contextmanager

@@ -56,6 +56,12 @@ class RunLog(DatabaseOwner):
         """Return when all entries so far are on the disk."""
         self._db.execute("PRAGMA wal_checkpoint(FULL)")
 
+    def discard_after(self, round_number: int) -> None:
+        """Discard the entries of later rounds, which will be run again."""
+        with self.transaction():
+            for table in ("site_rounds", "rounds", "payloads"):
+                self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round_number,))  # noqa: S608 (names above)
+
     def put_site_round(self, site: str, figures: SiteRound) -> None:
         """Store a round as a site saw it."""
         row = (site, figures.round, figures.model_dump_json())

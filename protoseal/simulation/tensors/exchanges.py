@@ -26,7 +26,7 @@ from algorithms.pfpl import personalise
 from algorithms.prototypes import Clusters, Targets
 from crypto.plain import SCHEME, Weights
 from crypto.protection import Cohort
-from protoseal.simulation.tensors.models import SiteModels
+from protoseal.simulation.tensors.models import SiteModels, float64_device
 from protoseal.simulation.tensors.sites import TensorSite
 from secure_client.exchanges.cluster_directions import clusters_to_send
 from secure_client.exchanges.sum_halves import read_cleartext_means
@@ -72,7 +72,7 @@ class Exchange(ABC):
         self._agreement = agreement
         self._sites = {site.name: site for site in sites}
         self._models = models
-        self._device = device
+        self._device = float64_device(device)
 
     @abstractmethod
     def run(self, round_number: int, participants: Sequence[TensorSite]) -> Exchanged:

@@ -92,7 +92,6 @@ class TensorFederation:
                 self._stack.enter_context(tempfile.TemporaryDirectory(prefix="protoseal-"))
             )
             self._log = self._stack.enter_context(RunLog(folder / "log.sqlite"))
-            names = sorted(data)
             learners = training.learners(agreement, data)
             for learner in learners:
                 warn_of_weight(agreement, learner)
@@ -109,6 +108,8 @@ class TensorFederation:
                 else build_exchange(agreement, self.sites, self._models, device)
             )
             self._checkpoints = Checkpoints(folder, self.sites, self._exchange, self._log)
+            # A repeated round may go on differently on a GPU: with fewer rounds, or with other messages.
+            self._log.discard_after(self._checkpoints.restore())
             self.pool = SitePool(
                 {site.name: site for site in self.sites},
                 data,
@@ -118,7 +119,6 @@ class TensorFederation:
                 agreement=agreement,
                 training=training,
                 testing=testing,
-                until=dict.fromkeys(names, self._checkpoints.restore()),
             )
         except BaseException:
             self._stack.close()
@@ -192,7 +192,8 @@ class TensorFederation:
         if is_grouped:
             shapes = [((1, len(agreement.classes) * agreement.dim),)] * len(names)
             messages += round_messages(0, self._round_start(0, self.sites), shapes, shapes)
-        self._log_messages(0, messages)
+        with self._log.transaction():
+            self._log_messages(0, messages)
         self._exchange.group()
 
     def _participants(self, round_number: int) -> list[TensorSite]:
@@ -240,7 +241,7 @@ class TensorFederation:
         """
         for averaged, names in self._bases(sites):
             self._models.load(names, averaged)
-        self._models.begin()
+        self._models.begin([site.name for site in sites])
         training, began = RoundTraining(number, sites), time.perf_counter()
         yield training
         others = time.perf_counter() - began - training.seconds

@@ -28,8 +28,8 @@ Numbers = list[Tensor]
 class SiteModels(Protocol):
     """Models of all sites: to undo training, and to average and load the averaged part."""
 
-    def begin(self) -> None:
-        """Keep a copy of all models, to which :meth:`undo` returns."""
+    def begin(self, sites: Sequence[str]) -> None:
+        """Keep a copy of these sites' models, to which :meth:`undo` returns."""
         ...
 
     def undo(self, site: str) -> None:
@@ -78,6 +78,11 @@ def bind_models(learners: Sequence[Learner], averaging: AveragingSection) -> Sit
         return UnboundModels(learners, averaging)
 
 
+def float64_device(device: torch.device) -> torch.device:
+    """Return the device of arithmetic in float64: the CPU for Apple's ``mps``, which has none, else the same."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 class ModelRows:
     """Rows of the sites' models. See :class:`SiteModels`."""
 
@@ -104,18 +109,24 @@ class ModelRows:
         }
         self._places = {learner.site: [places[id(model)] for model in learner.models] for learner in learners}
         self._saved: list[tuple[Tensor, Tensor]] = []
+        self._saved_at: dict[tuple[int, int], int] = {}
 
-    def begin(self) -> None:
+    def begin(self, sites: Sequence[str]) -> None:
         """See :class:`SiteModels`, here and below."""
-        self._saved = [(block.values.clone(), block.counts.clone()) for block in self.blocks]
+        for number, block in enumerate(self.blocks):
+            rows = [row for site in sites for place, row in self._places[site] if place == number]
+            index = torch.tensor(rows, dtype=torch.int64, device=block.values.device)
+            self._saved.append((block.values[index], block.counts[index]))
+            self._saved_at |= {(number, row): position for position, row in enumerate(rows)}
 
     def undo(self, site: str) -> None:
         """Restore a site's models as of the last call of :meth:`begin`."""
-        self.paste(site, [part[row] for block, row in self._places[site] for part in self._saved[block]])
+        places = self._places[site]
+        self.paste(site, [part[self._saved_at[place]] for place in places for part in self._saved[place[0]]])
 
     def end(self) -> None:
         """Drop the copy."""
-        self._saved = []
+        self._saved, self._saved_at = [], {}
 
     def copy(self, site: str) -> Numbers:
         """Return a copy of a site's models."""
@@ -140,7 +151,7 @@ class ModelRows:
 
     def add_up(self, sites: Sequence[str], weights: Sequence[int]) -> NDArray[np.float64]:
         """Return the sum of the sites' averaged parts times their weights, (p + q,), in float64 and in this order."""
-        total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._flat.values.device)
+        total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._exact)
         for site, weight in zip(sites, weights, strict=True):
             total += self._bounded(site) * weight
         return total.cpu().numpy()
@@ -149,7 +160,8 @@ class ModelRows:
         """Give sites the same averaged part (p + q,), rounded to the models' type."""
         values = self._flat.values
         largest = torch.finfo(values.dtype).max
-        rounded = torch.from_numpy(averaged).to(values.device).clamp(-largest, largest).to(values.dtype)
+        rounded = torch.from_numpy(averaged).to(self._exact).clamp(-largest, largest)
+        rounded = rounded.to(values.dtype).to(values.device)
         rounded = torch.where(self._variances, rounded.clamp(min=0.0), rounded)
         rows = self._rows(sites)
         for columns, part in zip(self._columns, torch.split(rounded, self._widths), strict=True):
@@ -167,15 +179,18 @@ class ModelRows:
             self._flat.values[rows, columns] = part
 
     def _bounded(self, site: str) -> Tensor:
-        learner, device = self._learners[site], self._flat.values.device
+        learner = self._learners[site]
         if learner.has_initial_features:
             # Buffers of a frozen extractor could move in training; what is averaged is the initial model's.
-            return torch.from_numpy(saturate(learner.averaged_vector(), self._averaging, site)).to(device)
+            return torch.from_numpy(saturate(learner.averaged_vector(), self._averaging, site)).to(
+                self._exact
+            )
         ((_, row), *_) = self._places[site]
-        vector = torch.cat([self._flat.values[row, columns] for columns in self._columns]).double()
+        vector = torch.cat([self._flat.values[row, columns] for columns in self._columns])
+        vector = vector.to(self._exact).double()
         if bool((vector.abs() <= self._bounds).all()):
             return vector
-        return torch.from_numpy(saturate(vector.cpu().numpy(), self._averaging, site)).to(device)
+        return torch.from_numpy(saturate(vector.cpu().numpy(), self._averaging, site)).to(self._exact)
 
     def _rows(self, sites: Sequence[str]) -> Tensor:
         """Return the rows of the models whose part is averaged, the first of each site."""
@@ -185,6 +200,10 @@ class ModelRows:
     def _flat(self) -> FlatModels:
         """Block of the averaged models: a method that averages has sites of one architecture."""
         return self.blocks[0]
+
+    @property
+    def _exact(self) -> torch.device:
+        return float64_device(self._flat.values.device)
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -207,9 +226,8 @@ class ModelRows:
         agreed, (parameters, buffers) = self._averaging, self._sizes
         bounds = [agreed.parameter_bound] * (parameters > 0) + [agreed.buffer_bound] * (buffers > 0)
         counts = [count for count in self._sizes if count]
-        device = self._flat.values.device
-        return torch.tensor(bounds, dtype=torch.float64, device=device).repeat_interleave(
-            torch.tensor(counts, device=device)
+        return torch.tensor(bounds, dtype=torch.float64, device=self._exact).repeat_interleave(
+            torch.tensor(counts, device=self._exact)
         )
 
     @cached_property
@@ -232,9 +250,9 @@ class UnboundModels:
         self._averaging = averaging
         self._saved: dict[str, Numbers] = {}
 
-    def begin(self) -> None:
+    def begin(self, sites: Sequence[str]) -> None:
         """See :class:`SiteModels`, here and below."""
-        self._saved = {site: self.copy(site) for site in self._learners}
+        self._saved = {site: self.copy(site) for site in sites}
 
     def undo(self, site: str) -> None:
         """Restore a site's models as of the last call of :meth:`begin`."""

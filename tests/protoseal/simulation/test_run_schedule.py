@@ -150,6 +150,14 @@ def test_schedule_outside_its_range_is_refused(tmp_path: Path, setting: str) -> 
         load_simulation(file, {}, (f"schedule.{setting}",))
 
 
+def test_kept_state_of_an_optimiser_without_state_is_refused(tmp_path: Path) -> None:
+    """SGD without momentum has none."""
+    kept = ["training.optimiser=sgd", "schedule.optimiser_state=kept"]
+    load_simulation(None, {"out": str(tmp_path)}, kept)
+    with pytest.raises(ConfigError, match="optimiser_state"):
+        load_simulation(None, {"out": str(tmp_path)}, [*kept, "training.momentum=0"])
+
+
 def test_participation_with_prototypes_that_are_sent_once_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("rounds = 2\n[training]\nfrozen_extractor = true\n", encoding="utf-8")

@@ -16,6 +16,7 @@ from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.tensors.checkpoint import Checkpoints
 from protoseal.simulation.tensors.models import ModelRows
 from protoseal.simulation.tensors.sites import TensorSite
+from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.checkpoints.predictor import Predictor
 from tests.support import killed_party
 from tests.support.marks import full_but
@@ -80,6 +81,24 @@ def test_simulate_tensors_killed_anywhere_resumes_to_same_files(
         fail_at(patch, owner, name, count, after=True)
         with pytest.raises(Killed):
             simulate(config_for(out))
+    simulate(config_for(out))
+    check_same(out, undisturbed)
+
+
+@pytest.mark.full
+def test_simulate_tensors_resumed_counts_no_message_of_a_round_after_the_checkpoint(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds that are repeated on a GPU may have other messages than before."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        fail_at(patch, RunLog, "put_round", 2, after=True)
+        with pytest.raises(Killed):
+            simulate(config_for(out))
+    (path,) = (out / STATE).rglob("log.sqlite")
+    with RunLog(path) as log:
+        (site, *_) = log.reporting_sites(1)
+        log.put_payload(site, PhaseKey("run", 2, 9, Phase.VALUES), 10**6, up=True)
     simulate(config_for(out))
     check_same(out, undisturbed)
 
