@@ -394,7 +394,7 @@ class Comparison:
                 rounds = run_contestant(contestant, work, weights, self.limit)
                 if rounds:
                     cell.turns.setdefault(contestant.name, []).append(rounds)
-                if len(rounds) < self.rounds - 1:
+                if not weights.exists():
                     cell.stopped[contestant.name] = self.limit
                 elif number and plain.exists():
                     distance = check_weights(contestant.name, weights, plain, work, cell.work.steps)
