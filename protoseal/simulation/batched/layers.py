@@ -20,10 +20,14 @@ Values = Mapping[str, Tensor]
 
 
 class Draws(NamedTuple):
-    """Generators of the sites' dropout, and the numbers of samples that are no padding, for each site."""
+    """Generators of the sites' dropout, and the numbers of samples that are no padding, for each site.
+
+    Masks of images are drawn pixel by pixel if ``channels_last``, else channel by channel.
+    """
 
     generators: Sequence[torch.Generator]
     lengths: Sequence[int]
+    channels_last: bool = False
 
 
 class StackedLayer(nn.Module):
@@ -270,7 +274,7 @@ class StackedGroupNorm(StackedLayer):
 class StackedDropout(StackedLayer):
     """Dropout whose masks come from the sites' own generators, whichever sites share the batch.
 
-    On a CPU they are the masks that :class:`torch.nn.Dropout` draws for the site alone.
+    On a CPU they are the masks that :class:`torch.nn.Dropout` draws for the site alone, in the order of its memory.
     """
 
     draws: Draws
@@ -285,9 +289,12 @@ class StackedDropout(StackedLayer):
             return functional.dropout(inputs, self.p, self.training)
         joined = self.joined and inputs.ndim == 4
         parted = part(inputs, self.sites) if joined else inputs
-        # Masks in torch's order of a contiguous batch, whatever the layout of the inputs.
+        # The site's own layout, whatever the layout of the inputs here.
         noise = torch.ones(self.by_site(parted).shape, dtype=inputs.dtype, device=inputs.device)
-        for site, (generator, length) in enumerate(zip(*self.draws, strict=True)):
+        if self.draws.channels_last and inputs.ndim == 4:
+            noise = noise.movedim(2, -1).contiguous().movedim(-1, 2)
+        lengths = zip(self.draws.generators, self.draws.lengths, strict=True)
+        for site, (generator, length) in enumerate(lengths):
             noise[site, :length].bernoulli_(1.0 - self.p, generator=generator)
         noise.div_(1.0 - self.p)
         return inputs * (noise.transpose(0, 1).flatten(1, 2) if joined else noise.flatten(0, 1))

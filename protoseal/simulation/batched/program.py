@@ -91,6 +91,7 @@ class Program:
         self._augmenting = [
             job.augmentation.generator(job.seed) for job in jobs if job.augmentation is not None
         ]
+        self._channels_last = _has_channels_last(jobs[0])
         self._losses: list[Tensor] = []
 
     def run_epochs(self) -> None:
@@ -144,7 +145,9 @@ class Program:
         """
         values = self._stack.use(sites, self._trained)
         leaves = {name: values[name] for name in values if name in self._trained}
-        draws = Draws([self._masks[site] for site in sites], lengths) if self._stack.is_random else None
+        draws = None
+        if self._stack.is_random:
+            draws = Draws([self._masks[site] for site in sites], lengths, self._channels_last)
         outputs = self._stack.outputs(inputs, draws=draws)
         totals = []
         for group in self._groups(sites, lengths):
@@ -229,6 +232,15 @@ class _Group:
         """Return the part (S″, length, …) of values (S′, B, …)."""
         chosen = values if self.places is None else values.index_select(0, self.places)
         return chosen[:, : self.length]
+
+
+def _has_channels_last(job: Job) -> bool:
+    """Return True if the one-by-one loop's batches have their channels side by side in memory, as image files have.
+
+    On a CPU all images of the network then have. Augmented images never have.
+    """
+    inputs, _ = cast("TensorSource", job.source).tensors
+    return inputs.ndim == 4 and inputs.stride(1) == 1 and job.augmentation is None
 
 
 def _index(sites: Sequence[int]) -> slice | list[int]:

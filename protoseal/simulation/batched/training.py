@@ -19,6 +19,7 @@ from functools import partial
 
 import torch
 
+from algorithms.prototypes import Clusters
 from protoseal.simulation.batched.feed import batches_of_job
 from protoseal.simulation.batched.flat_models import CannotStack
 from protoseal.simulation.batched.network import signature
@@ -39,6 +40,9 @@ Smaller networks leave the device idle unless they are stacked. Grouped convolut
 sites' own convolutions side by side (docs/adr/0011).
 """
 
+KEPT_CALLS = 4
+"""Calls for which an unused program is kept: two rounds of two stages each."""
+
 
 class Batching(StrEnum):
     """Batching of sites into one program: where it is faster, where it is possible, or never."""
@@ -51,17 +55,32 @@ class Batching(StrEnum):
 class KeptPrograms:
     """Programs on a CUDA device that later rounds use again, since graphs take time to capture.
 
-    The ones used last are kept, while all their numbers fit half of the device's memory.
+    Those used in the last calls are kept, while all their numbers fit half of the device's memory. Programs with
+    clusters are not: the number of clusters, and with it the graph, is another in each round.
     """
 
     def __init__(self) -> None:
         self._programs: dict[object, Program] = {}
+        self._calls: list[set[object]] = [set()]
         self._streams: dict[torch.device, list[torch.cuda.Stream]] = {}
+
+    def begin_call(self) -> None:
+        """Begin a call: drop the programs that none of the last :data:`KEPT_CALLS` calls used."""
+        used = set[object]().union(*self._calls)
+        self._programs = {key: program for key, program in self._programs.items() if key in used}
+        self._calls = [*self._calls[1 - KEPT_CALLS :], set()]
+
+    def drop(self, key: object) -> None:
+        """Drop the program of this key, which failed, if it is kept."""
+        self._programs.pop(key, None)
 
     def program(self, key: object, jobs: Sequence[Job], precision: Precision) -> Program:
         """Return the program of this key, or a new one of the jobs; raise :class:`CannotStack` for these."""
         program = self._programs.pop(key, None) or Program(jobs, precision=precision.dtype, graphed=True)
+        if isinstance(jobs[0].guide, Clusters):
+            return program
         self._programs[key] = program  # now the last one
+        self._calls[-1].add(key)
         most = usable_memory(jobs[0].device)
         while len(self._programs) > 1 and sum(kept.bytes for kept in self._programs.values()) > most:
             self._programs.pop(next(iter(self._programs)))
@@ -170,6 +189,7 @@ def run_in_streams(
     """Return each group's losses; None for a group that must train one by one."""
     device = groups[0][0].device
     here, streams = torch.cuda.current_stream(device), kept.streams(device)
+    kept.begin_call()
     for stream in streams:
         stream.wait_stream(here)
     running: list[Program | None] = []
@@ -177,16 +197,18 @@ def run_in_streams(
     for jobs in groups:
         # Rounds may differ in their learning rate.
         kind = _kind(replace(jobs[0], schedule=replace(jobs[0].schedule, lr=0.0)))
-        key = kind, len(jobs), precision
-        number = numbers[key]
-        numbers[key] += 1
+        alike = kind, len(jobs), precision
+        number = numbers[alike]
+        numbers[alike] += 1
+        key = alike, number
         try:
             # A program keeps to one stream, in which its graphs, which share memory, are replayed in turn.
             with torch.cuda.stream(streams[number % len(streams)]):
-                program = kept.program((key, number), jobs, precision)
+                program = kept.program(key, jobs, precision)
                 program.start(jobs)
                 program.run_epochs()
         except CannotStack:  # raised before or in the first step, which changes only copies
+            kept.drop(key)
             running.append(None)
         else:
             running.append(program)
@@ -238,5 +260,6 @@ def _kind(job: Job) -> object:
         job.proximal,
         job.augmentation,
         type(job.guide),
+        inputs[0].stride(),  # masks are drawn in the memory's order
         tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors),
     )

@@ -18,12 +18,14 @@ from torch.utils.data import TensorDataset
 from agreement import Norm
 from protoseal.simulation.batched import graphs, network, program, training
 from protoseal.simulation.batched.feed import Feed, batches_of_job
+from protoseal.simulation.batched.flat_models import CannotStack
 from protoseal.simulation.batched.layers import Draws, StackedDropout
 from protoseal.simulation.batched.network import Stack
 from protoseal.simulation.batched.precision import Precision, allow_tf32
 from protoseal.simulation.batched.program import Program
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, compute_outputs
+from secure_client.training.augmentation import Augmentation
 from secure_client.training.batches import TensorSource
 from secure_client.training.job import Job, Schedule
 from secure_client.training.loop import run_job
@@ -35,6 +37,7 @@ from tests.secure_client.jobs import (
     SIDE,
     assert_alike,
     assert_close,
+    clusters,
     copies,
     jobs_of,
     model_of,
@@ -168,16 +171,43 @@ def test_outputs_in_eval_mode_are_those_of_the_models(
 
 @pytest.mark.parametrize("schedule", [SCHEDULE, ADAM])
 @pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
 def test_dropout_trains_as_alone(
-    schedule: object, joins: bool, alone: list[Job], monkeypatch: pytest.MonkeyPatch
+    schedule: Schedule, joins: bool, channels_last: bool, alone: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "joins_channels", lambda _: joins)
-    assert_alike(jobs_of(dropping_model(), schedule=schedule), tolerance=1e-12)  # type: ignore[arg-type]
+    jobs = jobs_of(dropping_model(), schedule=schedule)
+    if channels_last:
+        jobs = [with_channels_last(job) for job in jobs]
+    assert_alike(jobs, tolerance=1e-12)
     assert alone == []
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_dropout_in_float32_draws_the_masks_of_training_alone(channels_last: bool) -> None:
+    """Convolutions in float32 are another library's; other masks would differ in half of the values."""
+    jobs = [replace(job, guide=None, source=single(job)) for job in jobs_of(dropping_model())]
+    jobs = [replace(job, model=job.model.float()) for job in jobs]
+    assert_alike([with_channels_last(job) for job in jobs] if channels_last else jobs, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_dropout_of_augmented_images_trains_as_alone(channels_last: bool) -> None:
+    augmentation = Augmentation(1, flips=True, black=(0.0,))
+    jobs = [replace(job, augmentation=augmentation) for job in jobs_of(dropping_model())]
+    assert_alike([with_channels_last(job) for job in jobs] if channels_last else jobs, tolerance=1e-12)
+
+
+def with_channels_last(job: Job) -> Job:
+    """Return the job with records whose channels lie side by side in memory, as image files have them."""
+    inputs, labels = job.source.tensors  # type: ignore[attr-defined]
+    # A copy, since contiguous() does not change images of one channel.
+    records = inputs.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
+    return replace(job, source=TensorSource(TensorDataset(records, labels), job.device))
+
+
 def test_dropout_from_another_sites_stream_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "Draws", lambda generators, lengths: Draws(generators[::-1], lengths))
+    monkeypatch.setattr(program, "Draws", lambda generators, *others: Draws(generators[::-1], *others))
     with pytest.raises(AssertionError):
         assert_alike(jobs_of(dropping_model()))
 
@@ -318,11 +348,17 @@ class Lane:
         """Wait for nothing."""
 
 
-def test_programs_in_streams_train_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let programs run in streams, and steps as graphs, on a CPU."""
     monkeypatch.setattr(graphs, "capture", StandIn)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Lane())
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: Lane())
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+
+
+@pytest.mark.usefixtures("lanes")
+def test_programs_in_streams_train_as_alone() -> None:
     kept = training.KeptPrograms()
     for lr in (0.0625, 0.03125):  # a later round has another learning rate, and other models
         jobs = sorted(jobs_of(model_of(), schedule=replace(EXACT, lr=lr)), key=batches_of_job, reverse=True)
@@ -345,6 +381,47 @@ def test_kept_programs_leave_when_memory_is_full(monkeypatch: pytest.MonkeyPatch
     second = kept.program("second", jobs[:1], Precision.FLOAT32)
     assert kept.program("second", jobs[:1], Precision.FLOAT32) is second
     assert kept.program("first", jobs[:1], Precision.FLOAT32) is not first
+
+
+def test_kept_programs_leave_when_unused_for_some_calls() -> None:
+    jobs = jobs_of(model_of(), sizes=(9,))
+    kept = training.KeptPrograms()
+    first = kept.program("first", jobs, Precision.FLOAT32)
+    for _ in range(training.KEPT_CALLS):
+        kept.begin_call()
+    assert kept.program("first", jobs, Precision.FLOAT32) is first
+    for _ in range(training.KEPT_CALLS + 1):
+        kept.begin_call()
+    assert kept.program("first", jobs, Precision.FLOAT32) is not first
+
+
+def test_kept_programs_have_no_clusters() -> None:
+    jobs = jobs_of(model_of(), guides=[clusters(0)], sizes=(9,))
+    kept = training.KeptPrograms()
+    first = kept.program("first", jobs, Precision.FLOAT32)
+    assert kept.program("first", jobs, Precision.FLOAT32) is not first
+
+
+@pytest.mark.usefixtures("lanes")
+def test_kept_programs_lose_one_that_fails_in_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Program) -> None:
+        raise CannotStack("a step")
+
+    built: list[list[Job]] = []
+
+    def build(jobs: list[Job], **settings: Any) -> Program:
+        built.append(jobs)
+        return Program(jobs, **settings)
+
+    monkeypatch.setattr(training, "Program", build)
+    jobs = jobs_of(model_of(), sizes=(9,))
+    kept = training.KeptPrograms()
+    with monkeypatch.context() as failing:
+        failing.setattr(Program, "run_epochs", fail)
+        assert training.run_in_streams([jobs], Precision.FLOAT32, kept) == [None]
+    for _ in range(2):
+        assert training.run_in_streams([jobs], Precision.FLOAT32, kept) != [None]
+    assert built == [jobs, jobs]  # the failed one, and another that is kept
 
 
 # Precision
