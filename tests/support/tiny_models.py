@@ -38,6 +38,12 @@ def build_normed(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(*layers), nn.Linear(dim, num_classes)
 
 
+def build_normed_images(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Return a convolution and batch normalisation, which sites of a simulation compute together."""
+    layers = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(36, dim), nn.ReLU()), nn.Linear(dim, num_classes)
+
+
 class Masked(nn.Module):
     """Inputs of which a stored mask of truth values takes some."""
 

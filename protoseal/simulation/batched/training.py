@@ -18,6 +18,7 @@ from enum import StrEnum
 from functools import partial
 
 import torch
+from torch import nn
 
 from algorithms.prototypes import Clusters
 from protoseal.simulation.batched.feed import batches_of_job
@@ -139,20 +140,20 @@ def run_alone(job: Job, precision: Precision) -> Losses:
         return run_job(job)
 
 
-def sites_at_once(job: Job, batching: Batching = Batching.AUTO) -> int:
-    """Return the number of sites that train as one program.
+def sites_at_once(model: nn.Module, device: torch.device, batching: Batching = Batching.AUTO) -> int:
+    """Return the number of sites with such a model that train as one program.
 
     On a GPU the memory limits the number, and on a CUDA device networks of :data:`ALONE_ON_GPU` parameters or more
     train one by one, each as a graph. On a CPU a step is faster only while the data that the optimiser reads and
     writes stay in the cache, so networks of about 1.4 million parameters or more train one by one there
     (docs/adr/0011); ``always`` takes two of these at a time.
     """
-    parameters = sum(value.numel() * value.element_size() for value in job.model.parameters())
+    parameters = sum(value.numel() * value.element_size() for value in model.parameters())
     with_gradient_and_momentum = 3 * max(1, parameters)
-    if job.device.type == "cuda" and sum(value.numel() for value in job.model.parameters()) >= ALONE_ON_GPU:
+    if device.type == "cuda" and sum(value.numel() for value in model.parameters()) >= ALONE_ON_GPU:
         return 1
-    if job.device.type != "cpu":
-        return max(1, usable_memory(job.device) // with_gradient_and_momentum)
+    if device.type != "cpu":
+        return max(1, usable_memory(device) // with_gradient_and_momentum)
     fitting = min(MOST_ON_CPU, CACHE_BYTES // with_gradient_and_momentum)
     return max(2 if batching is Batching.ALWAYS else 1, fitting)
 
@@ -165,7 +166,7 @@ def _groups(jobs: Sequence[Job], batching: Batching, at_once: int | None) -> Ite
         alike.setdefault(number if kind is None else kind, []).append(number)
     for numbers in alike.values():
         first = jobs[numbers[0]]
-        limit = at_once or sites_at_once(first, batching)
+        limit = at_once or sites_at_once(first.model, first.device, batching)
         programs, sides = -(-len(numbers) // limit), _threads(first)
         size = -(-len(numbers) // (-(-programs // sides) * sides))  # every thread has work
         ordered = sorted(numbers, key=lambda number: batches_of_job(jobs[number]), reverse=True)

@@ -24,7 +24,7 @@ from agreement.derived.cohorts import stated_classes
 from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Targets
 from protoseal.reports.result_files import site_folder
-from protoseal.simulation.batched.training import Batching, sites_at_once
+from protoseal.simulation.batched.training import Batching
 from protoseal.simulation.local_federation import RunOutcome
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.schedules import RunSchedule
@@ -100,7 +100,6 @@ class TensorFederation:
             self.sites = [
                 TensorSite(agreement, learner, self._models, self._schedule) for learner in learners
             ]
-            self._at_once = sites_at_once(learners[0].jobs(0, None)[0], training.batching)
             device = choose_device(training.device)
             self._exchange = (
                 None
@@ -264,7 +263,7 @@ class TensorFederation:
         embedded: Sequence[list[EmbeddedBatch] | None] = [None] * len(sites)
         if self._training.batching is not Batching.NEVER and learners[0].exchanges_prototypes:
             embedded = run_or_fallback(
-                lambda: embed_sites(learners, self._at_once),
+                lambda: embed_sites(learners, self._training.batching),
                 lambda: [None] * len(sites),
                 "the pass of all sites",
             )
@@ -302,7 +301,7 @@ class TensorFederation:
 
     def _test_together(self, sites: Sequence[TensorSite]) -> list[Evaluation | None]:
         learners, guides = [site.learner for site in sites], [site.predictor.guide() for site in sites]
-        trained = evaluate_sites(learners, guides, self._at_once)
+        trained = evaluate_sites(learners, guides, self._training.batching)
         if sites[0].predictor.aggregated is None:
             return trained
         names = [site.name for site in sites]
@@ -310,7 +309,7 @@ class TensorFederation:
         try:
             for averaged, members in self._bases(sites):
                 self._models.load(members, averaged)
-            aggregated = evaluate_sites(learners, guides, self._at_once)
+            aggregated = evaluate_sites(learners, guides, self._training.batching)
         finally:  # training resumes from the trained part, not from the model that predicts
             self._models.put_back(names, columns)
         return [

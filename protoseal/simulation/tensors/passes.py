@@ -19,20 +19,25 @@ from algorithms.losses import Outputs
 from algorithms.prototypes import Guide
 from protoseal.simulation.batched.flat_models import CannotStack
 from protoseal.simulation.batched.network import Stack, signature
+from protoseal.simulation.batched.training import Batching, sites_at_once
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.training.evaluation import EVALUATION_BATCH, Evaluation, evaluation_of
 from secure_client.training.feature_pass import EmbeddedBatch
 from secure_client.training.learner import Learner
 
+INPUT_BYTES = 2**25
+"""Most bytes of the inputs that several sites pass at once. A layer of 64 channels makes 64 times as many of a gray
+image, and three such tensors may exist at a time: 6 GiB."""
 
-def embed_sites(learners: Sequence[Learner], at_once: int) -> list[list[EmbeddedBatch] | None]:
+
+def embed_sites(learners: Sequence[Learner], batching: Batching) -> list[list[EmbeddedBatch] | None]:
     """Return the features of each site's training set, as :meth:`Learner.embed` would.
 
     None for a site that has to embed by itself: its model cannot be stacked, its features are the initial model's, or
     some of them are not finite.
     """
     tensors = [None if learner.has_initial_features else learner.train_tensors for learner in learners]
-    outputs = _outputs([learner.predictor for learner in learners], tensors, at_once)
+    outputs = _outputs([learner.predictor for learner in learners], tensors, batching)
     finite = [of_site.features.isfinite().all() for of_site in outputs if of_site is not None]
     are_finite = iter(torch.stack(finite).tolist() if finite else ())
     embedded: list[list[EmbeddedBatch] | None] = []
@@ -50,14 +55,14 @@ def embed_sites(learners: Sequence[Learner], at_once: int) -> list[list[Embedded
 
 
 def evaluate_sites(
-    learners: Sequence[Learner], guides: Sequence[Guide | None], at_once: int
+    learners: Sequence[Learner], guides: Sequence[Guide | None], batching: Batching
 ) -> list[Evaluation | None]:
     """Return each site's evaluation on its own test set, as :meth:`Learner.evaluate` would; None without one.
 
     ``guides`` are the prototypes to predict by, on the CPU.
     """
     tensors = [learner.test_tensors for learner in learners]
-    outputs = _outputs([learner.predictor for learner in learners], tensors, at_once)
+    outputs = _outputs([learner.predictor for learner in learners], tensors, batching)
     predicted, nearest = [], []
     for learner, of_site, guide in zip(learners, outputs, guides, strict=True):
         if of_site is not None:
@@ -84,11 +89,12 @@ def _unload(parts: Sequence[Tensor]) -> Iterator[NDArray[np.int64]]:
 
 
 def _outputs(
-    models: Sequence[PrototypeModel], tensors: Sequence[tuple[Tensor, Tensor] | None], at_once: int
+    models: Sequence[PrototypeModel], tensors: Sequence[tuple[Tensor, Tensor] | None], batching: Batching
 ) -> list[Outputs | None]:
     """Return each model's outputs in ``eval()`` mode for its inputs (N, …), on the device; None where it is alone.
 
-    Models of one signature compute together, at most ``at_once`` of them.
+    Models of one signature compute together, at most as many as train together, with inputs of at most
+    :data:`INPUT_BYTES`.
     """
     alike: dict[object, list[int]] = {}
     for number, (model, pair) in enumerate(zip(models, tensors, strict=True)):
@@ -100,6 +106,9 @@ def _outputs(
     for numbers in alike.values():
         # The longest first, so that those with another batch come first.
         ordered = sorted(numbers, key=lambda number: len(_inputs(tensors, number)), reverse=True)
+        longest = _inputs(tensors, ordered[0])
+        fitting = INPUT_BYTES // max(1, longest[:EVALUATION_BATCH].nbytes)
+        at_once = max(1, min(sites_at_once(models[ordered[0]], longest.device, batching), fitting))
         for start in range(0, len(ordered), at_once):
             chosen = ordered[start : start + at_once]
             if len(chosen) > 1:

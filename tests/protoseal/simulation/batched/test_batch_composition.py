@@ -151,13 +151,13 @@ def test_run_together_error_restores_threads() -> None:
 
 
 def test_sites_at_once_falls_with_size() -> None:
-    small, large = (jobs_of(model_of(spec), sizes=(9,))[0] for spec in ("small-cnn", "resnet18"))
-    assert sites_at_once(small) == training.MOST_ON_CPU
-    assert sites_at_once(large) == 1
-    assert sites_at_once(large, Batching.ALWAYS) == 2
-    assert sites_at_once(replace(small, device=torch.device("cuda"))) > 100
-    assert sites_at_once(replace(large, device=torch.device("cuda"))) == 1  # as a graph, beside others
-    assert sites_at_once(replace(large, device=torch.device("mps"))) > 10
+    small, large, cpu = model_of(), model_of("resnet18"), torch.device("cpu")
+    assert sites_at_once(small, cpu) == training.MOST_ON_CPU
+    assert sites_at_once(large, cpu) == 1
+    assert sites_at_once(large, cpu, Batching.ALWAYS) == 2
+    assert sites_at_once(small, torch.device("cuda")) > 100
+    assert sites_at_once(large, torch.device("cuda")) == 1  # as a graph, beside others
+    assert sites_at_once(large, torch.device("mps")) > 10
 
 
 def test_signatures_differ_by_settings_and_shapes() -> None:
