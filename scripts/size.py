@@ -29,7 +29,7 @@ PACKAGES = (
     "secure_server",
 )
 """Packages that are installed."""
-CODE_LINES = 42_750
+CODE_LINES = 42_800
 SETTINGS = 212
 """Ceilings: what there was when they were set, and 1 % more."""
 _NO_CODE = {

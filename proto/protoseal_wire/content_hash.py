@@ -20,7 +20,7 @@ class ContentHashes:
     def sha256(self, content: bytes) -> bytes:
         """Return the SHA-256 (32 bytes) of a content."""
         last = self._last  # another thread may replace the pair meanwhile
-        # By identity, which says enough of an object that cannot change: comparing would cost a pass over the bytes.
+        # Identity suffices, since bytes cannot change: a comparison would cost a pass over them.
         if content is last[0]:
             return last[1]
         digest = hashlib.sha256(content).digest()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import secrets
 import signal
 import sys
@@ -24,13 +25,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from agreement import method_named
+from agreement import Method, method_named
 from agreement.errors import UserError
 from agreement.toml_loading import validate
 from protoseal.simulation.config import SimulationConfig
@@ -120,23 +122,18 @@ def start_ray_runs(
 
     A run takes ``cpus`` of its machine, by default as many as torch has threads here, and ``gpus`` of it, by default
     one if any machine has a GPU and ``device`` allows one. ``on_end`` is called at the end of every task. Tasks end
-    with the context. Raises ``UserError`` without Ray, without the cluster, or if no machine is large enough, and the
-    errors of :func:`protoseal.simulation.experiment.claim_folder`.
+    with the context. Raises ``UserError`` without Ray, without the cluster, or if no machine is large enough.
     """
-    ray = _import_ray(address)
     with ExitStack() as stack:
+        ray = stack.enter_context(_import_ray(address))
         # Before claims, which delete results if `fresh` is given.
         stack.enter_context(_connect(ray, address))
         resources = choose_resources(ray, configs, cpus, gpus)
-        claims: dict[Path, ExitStack] = {}
-        folders = []
-        for config in configs:
-            claims[config.out] = stack.enter_context(ExitStack())
-            folders.append(claims[config.out].enter_context(claim_folder(config, fresh=fresh)))
+        runs = RayRuns(
+            ray, resources, {config.out: stack.enter_context(ExitStack()) for config in configs}, on_end
+        )
         stack.callback(ray.shutdown)  # so that tasks end before the folders are free
-        runs = RayRuns(ray, resources, claims, on_end)
-        for config, folder in zip(configs, folders, strict=True):
-            runs.submit(config, folder)
+        runs.submit(configs, fresh=fresh)
         yield runs
 
 
@@ -167,30 +164,38 @@ class RayRuns:
         self._pending: dict[Any, EndedTask] = {}
         self._failures: dict[Path, list[str]] = {}
 
-    def submit(self, config: SimulationConfig, folder: RunFolder) -> None:
-        """Start a task for each run of a simulation that has not ended; the folder is claimed by this process."""
-        unfinished = [
-            (seed, method)
-            for seed in config.seeds
-            for ended in [SeedRuns(config, seed, folder, None, Watcher()).ended_runs]
-            for method in config.methods
-            if method not in ended
-        ]
-        if not unfinished:
-            return
-        task = self._task_config(config)
+    def submit(self, configs: Sequence[SimulationConfig], *, fresh: bool) -> None:
+        """Claim the simulations' folders, and start a task for each run that has not ended.
+
+        :meth:`wait` raises what refuses one simulation, so that the others run.
+        """
+        begun = []
+        for config in configs:
+            with self._recording_failure(config):
+                folder = self._claims[config.out].enter_context(claim_folder(config, fresh=fresh))
+                if unfinished := _list_unfinished(config, folder):
+                    task = self._task_config(config)
+                    # All of these before any run, which they would wait for.
+                    self._division(task, config, unfinished[0][0])
+                    begun.append((config, folder, task, unfinished))
+        for config, folder, task, unfinished in begun:
+            with self._recording_failure(config):
+                # Once for all runs: a task would have to divide the data of another seed to compare them.
+                folder.check_data(partial(self._data_digest, task, config))
+                first = unfinished[0][0]
+                folder.keep_claim(first, self._data_digest(task, config, first))
+        for config, _, task, unfinished in begun:
+            for seed, method in unfinished if config.out not in self._failures else ():
+                _, divided = self._division(task, config, seed)
+                reference = self._run.remote(task, seed, method.value, divided, self._threads)
+                self._pending[reference] = EndedTask(config.out, seed, method.value, None)
+
+    @contextmanager
+    def _recording_failure(self, config: SimulationConfig) -> Iterator[None]:
         try:
-            # Once for all runs: a task would have to divide the data of another seed to compare them.
-            folder.check_data(lambda seed: self._data_digest(task, config, seed))
-            first = unfinished[0][0]
-            folder.keep_claim(first, self._data_digest(task, config, first))
+            yield
         except RUN_ERRORS as error:
             self._failures[config.out] = [str(error)]
-            return
-        for seed, method in unfinished:
-            _, divided = self._division(task, config, seed)
-            reference = self._run.remote(task, seed, method.value, divided, self._threads)
-            self._pending[reference] = EndedTask(config.out, seed, method.value, None)
 
     def wait(self, config: SimulationConfig) -> None:
         """Wait until all runs of a simulation have ended, and free its folder.
@@ -234,19 +239,28 @@ class RayRuns:
         """Return the error of a task that has ended, or None."""
         try:
             error: str | None = self._get(reference)
-        except self._ray.exceptions.RayTaskError:
-            raise  # a fault of the program, with the traceback of its machine
-        except self._ray.exceptions.RayError as lost:
-            return f"was started again {MAX_RETRIES} times, and its process or machine was lost: {lost}"
+        except RayRunsFailed as lost:
+            return str(lost)
         return error
 
     def _get(self, reference: Any) -> Any:
+        """Return a task's result; raise :class:`RayRunsFailed` if Ray ended it, as after the loss of its machines."""
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, FolderNotShared):
                 raise error.cause from None
-            raise
+            raise  # a fault of the program, with the traceback of its machine
+        except self._ray.exceptions.RayError as error:
+            raise RayRunsFailed(
+                f"Ray ended the task, which it starts again {MAX_RETRIES} times: {error}"
+            ) from error
+
+
+def _list_unfinished(config: SimulationConfig, folder: RunFolder) -> list[tuple[int, Method]]:
+    """Return the seeds and methods of the runs that have not ended."""
+    ended = {seed: SeedRuns(config, seed, folder, None, Watcher()).ended_runs for seed in config.seeds}
+    return [(seed, method) for seed in config.seeds for method in config.methods if method not in ended[seed]]
 
 
 # Tasks
@@ -283,18 +297,27 @@ def _run(task: TaskConfig, seed: int, method: str, divided: DividedData | str, t
 # Clusters
 
 
-def _import_ray(address: str) -> Any:
-    # Ray reads these variables when it is imported.
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+@contextmanager
+def _import_ray(address: str) -> Iterator[Any]:
+    # Ray reads these variables when it is imported, and gives them to the processes of a cluster that it starts.
+    variables = {"RAY_USAGE_STATS_ENABLED": "0"}
     if address == LOCAL:
         # Without a token here Ray keeps one in the home folder, for all later clusters.
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         # Ray listens on all interfaces, unless it believes that machines cannot form clusters.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        variables |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    earlier = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
     try:
-        return import_module("ray")
+        yield import_module("ray")
     except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
         raise UserError("--ray needs the ray package: run pip install 'protoseal[ray]'") from error
+    finally:
+        for name, value in earlier.items():
+            os.environ.pop(name)
+            os.environ |= {} if value is None else {name: value}
 
 
 @contextmanager
@@ -312,20 +335,26 @@ def _connect(ray: Any, address: str) -> Iterator[None]:
                 f"--ray {address}: there is no cluster, or this machine is none of its machines; run `ray start` on "
                 f"this machine ({error})"
             ) from error
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise UserError(f"--ray {address}: {error}") from error
         stack.callback(ray.shutdown)
         # Ray's own handler aborts the process, and would leave the cluster's files.
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _exit))
         yield
 
 
-def _exit(number: int, _: object) -> None:
-    sys.exit(128 + number)
+def _exit(*_: object) -> None:
+    sys.exit("ended by SIGTERM")
 
 
 def choose_resources(
     ray: Any, configs: Sequence[SimulationConfig], cpus: float | None, gpus: float | None
 ) -> RunResources:
     """Return what a run takes; raise ``UserError`` if no machine has as much."""
+    if others := {config.device for config in configs if re.fullmatch("cuda:[1-9][0-9]*", config.device)}:
+        raise UserError(
+            f"device {min(others)}: a task has the GPU that Ray gives it, as cuda:0: give auto or cuda"
+        )
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if cpus is None:
         cpus = min(torch.get_num_threads(), max(machine.get("CPU", 0) for machine in machines))

@@ -81,7 +81,7 @@ class RunFolder:
         else:
             self._check_same()
         (self._out / STATE).mkdir(parents=True, exist_ok=True)
-        with _lock(self._out / STATE / _LOCK):
+        with lock_folder(self._out, f"{STATE}/{_LOCK}"):
             if fresh:
                 self._clear()
             was_claimed = (self._out / CLAIM).exists()
@@ -311,12 +311,13 @@ def _list_differing(claim: dict[str, Any], expected: dict[str, Any], prefix: str
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def lock_folder(out: Path, name: str) -> Iterator[None]:
+    """Lock the file of that name in a folder of results; raise :class:`OtherSimulation` if a process has it."""
     try:
-        file = durable_files.lock_file(path)
+        file = durable_files.lock_file(out / name)
     except BlockingIOError as error:
         raise OtherSimulation(
-            f"another process is simulating in {path.parent.parent}; wait for it, or give another --out"
+            f"another process is simulating in {out}; wait for it, or give another --out"
         ) from error
     with file:
         yield

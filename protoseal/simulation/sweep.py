@@ -15,13 +15,14 @@ from itertools import product
 from pathlib import Path
 
 from agreement.errors import UserError
+from agreement.storage.run_files import read_json
 from agreement.toml_loading import ConfigError
 from crypto.errors import CryptoError
 from privacy.errors import PrivacyError
 from protoseal.reports.result_files import RunResult
-from protoseal.reports.sweep_table import SweepResult, SweepRow, sweep_rows, write_sweep
+from protoseal.reports.sweep_table import JSON, SweepResult, SweepRow, sweep_rows, write_sweep
 from protoseal.simulation.config import SimulationConfig, load_simulation
-from protoseal.simulation.run_folder import configuration_hash
+from protoseal.simulation.run_folder import FREE, configuration_hash, lock_folder
 from secure_client.errors import SiteError
 from secure_server.errors import CoordinatorError
 
@@ -79,6 +80,8 @@ def _parse_sweeps(sweeps: Sequence[str], options: set[str]) -> tuple[list[str], 
             raise ConfigError("--sweep", [f"{sweep!r} is not of the form section.key=a,b,c"])
         if key in keys:
             raise ConfigError("--sweep", [f"{key} is given twice: give all its values at once"])
+        if key in FREE:
+            raise ConfigError("--sweep", [f"{key} changes no run, or only selects runs: give it one value"])
         if key in options:
             raise ConfigError("--sweep", [f"{key} has an option on this command line as well: leave one out"])
         keys.append(key)
@@ -102,7 +105,7 @@ class SweepFailed(UserError):
 
 
 class SweepStopped(UserError):
-    """Error of which no further simulation of a sweep would be free."""
+    """Error that every later simulation of the sweep would meet too."""
 
 
 def run_sweep(
@@ -110,10 +113,22 @@ def run_sweep(
 ) -> SweepResult:
     """Simulate every point, writing the table of the points so far beside their folders after each.
 
-    Raises :class:`SweepFailed`, after all points, if any failed by an error of the data, a site or the coordinator, and
-    :class:`SweepStopped` at once.
+    The table of an earlier start stays until then, as one of a sweep that is not complete. Raises :class:`SweepFailed`,
+    after all points, if any failed by an error of the data, a site or the coordinator, :class:`SweepStopped` at once,
+    and :class:`protoseal.simulation.run_folder.OtherSimulation` if another process has the sweep's folder.
     """
     out = points[0].config.out.parent
+    out.mkdir(parents=True, exist_ok=True)
+    with lock_folder(out, ".sweep.lock"):
+        return _run_points(out, points, simulate_point)
+
+
+def _run_points(
+    out: Path, points: Sequence[SweepPoint], simulate_point: Callable[[SimulationConfig], RunResult]
+) -> SweepResult:
+    if (out / JSON).exists():
+        earlier = read_json(out / JSON, SweepResult, "delete it")
+        write_sweep(out, earlier.model_copy(update={"complete": False}))
     rows: list[SweepRow] = []
     failures: list[str] = []
     for number, point in enumerate(points, start=1):

@@ -78,6 +78,11 @@ def test_load_sweep_unusable_values_are_refused(tmp_path: Path, sweeps: tuple[st
         points_of(tmp_path, *sweeps, method="local")
 
 
+def test_load_sweep_setting_that_changes_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="data_root changes no run"):
+        points_of(tmp_path, "data_root=/a,/b")
+
+
 # Folders
 
 
@@ -186,6 +191,29 @@ def test_run_sweep_stops_where_all_would_fail(tmp_path: Path) -> None:
     with pytest.raises(SweepStopped):
         run_sweep(points, stop)
     assert len(seen) == 1
+
+
+def test_run_sweep_that_runs_again_is_not_complete(swept: tuple[Path, SweepResult], tmp_path: Path) -> None:
+    shutil.copytree(swept[0] / "out", tmp_path / "out")
+
+    def read_table(config: SimulationConfig) -> RunResult:
+        table = SweepResult.model_validate_json((tmp_path / "out" / JSON).read_bytes())
+        assert table == swept[1].model_copy(update={"complete": False})
+        raise SweepStopped(config.out.name)
+
+    with pytest.raises(SweepStopped):
+        run_sweep(points_of(tmp_path, *RATES, seeds=(0, 1)), read_table)
+
+
+def test_run_sweep_beside_another_process_is_refused(tmp_path: Path) -> None:
+    points = points_of(tmp_path, *RATES)
+
+    def start_another(_: SimulationConfig) -> RunResult:
+        run_sweep(points, simulate)
+        raise AssertionError("the other sweep ran")
+
+    with pytest.raises(SweepFailed, match="another process"):
+        run_sweep(points, start_another)
 
 
 def test_simulate_command_sweeps_from_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

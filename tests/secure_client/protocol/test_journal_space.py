@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from crypto.keys import StorageKey
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import ConflictingRequest
 from secure_client.protocol.journal import Journal
+from tests.support.simulations import run_federation
+from tests.support.small import small_agreement, small_data
 
 VECTOR = 1_000_000
 
@@ -55,3 +58,22 @@ def test_journal_knows_a_result_by_its_hash(journal: Journal) -> None:
             journal.answer(key, result[:-1] + b"?")
         assert journal.request(key) == b""
         assert journal.has_answered(key)
+
+
+def test_session_keeps_the_last_rounds_contents_until_this_rounds_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every vector takes the place of the last round's in the file, and a site keeps those of one round."""
+    record, kept = Journal.record, defaultdict[Phase, set[int]](set)
+
+    def note(journal: Journal, key: PhaseKey, request: bytes, answer: bytes) -> None:
+        record(journal, key, request, answer)
+        if key.round == 3:
+            rows = journal._db.execute("SELECT round FROM answers WHERE length(request) + length(answer) > 0")
+            kept[key.phase] |= {number for (number,) in rows if number}
+
+    monkeypatch.setattr(Journal, "record", note)
+    agreement = small_agreement(rounds=3)
+    run_federation(agreement, small_data(agreement), tmp_path)
+    assert kept[Phase.PRESENCE] == {2, 3}
+    assert kept[Phase.VALUES] == kept[Phase.RESULT] == {3}
