@@ -477,7 +477,7 @@ class SeedRuns:
         )
         # The agreement, which makes up the rest of the result's configuration, has none of these.
         config = dict(result.config)
-        if not self._runs_on_tensors(run.method):
+        if self._config.engine == "sessions" and not self._runs_on_tensors(run.method):
             config["engine"] = "sessions"
         if self._config.precision != "float32":
             config["precision"] = self._config.precision

@@ -30,6 +30,7 @@ dim = 8
 norm_bound = 100.0
 device = "cpu"
 batched = "never"
+engine = "sessions"
 [averaging]
 most_samples = 1000
 """
@@ -115,6 +116,7 @@ def test_added_methods_differ_from_the_built_in_methods_they_resemble(runs: Path
 @pytest.mark.full
 def test_a_runs_agreement_names_the_extensions_distributions(runs: Path, example: Path) -> None:
     agreed: dict[str, Any] = json.loads((runs / "pads" / RESULT).read_text(encoding="utf-8"))["config"]
+    assert agreed.pop("engine") == "sessions"  # the simulation's own, beside the agreement
     assert agreed["distributions"] == dict.fromkeys(("cosine-proto", "pads"), "protoseal-example 1.0")
     assert agreed["extension"] == {"cosine-proto": {"weight": 1.0}, "pads": {}}
     read = Agreement.from_json(json.dumps(agreed), source="run")
