@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class PartReport:
-    """What one part gave: its rows, its seconds, and why it ended early, if it did."""
+    """Result of one part: its rows, its seconds, and the reason why it ended early, if it did."""
 
     part: str
     seconds: float
