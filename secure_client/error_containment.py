@@ -27,22 +27,22 @@ _LONGEST = 300
 """Most characters of an exception's text that an error or the log repeats."""
 
 
-def run_or_fallback(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T:
+def run_or_fallback(
+    work: Callable[[], T],
+    otherwise: Callable[[], T],
+    what: str,
+    consequence: str = "the site continues without its result",
+) -> T:
     """Return the result of ``work``; after any error of ``work``, log the error and return ``otherwise()``.
 
-    ``what`` names the computation in the log. ``work`` must not touch the journal or the privacy ledger: an error there
-    is an error of the site's own disk and ends the session.
+    ``what`` names the computation in the log, and ``consequence`` says what happens instead. ``work`` must not touch
+    the journal or the privacy ledger: an error there is an error of the site's own disk and ends the session.
     """
     try:
         return work()
     except BaseException as error:
         reraise_fatal(error)
-        _log.error(
-            "%s failed, and the site continues without its result: %s: %s",
-            what,
-            type(error).__name__,
-            one_line(error),
-        )
+        _log.error("%s failed, and %s: %s: %s", what, consequence, type(error).__name__, one_line(error))
         _log.debug("the error's origin", exc_info=True)
     return otherwise()
 

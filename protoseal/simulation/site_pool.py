@@ -112,6 +112,8 @@ class SiteTesting:
 
 
 ONE_BY_ONE, EVERY_ROUND = SiteTraining(), SiteTesting()
+SITES_ALONE = "the sites compute one by one"
+"""Consequence of a failed computation of all sites as one program, in the log."""
 
 
 class PooledSite(Protocol):
@@ -349,6 +351,7 @@ def train_sites(
         lambda: train_jobs([site.jobs(round_number) for site in sites], training, programs),
         lambda: _train_one_by_one(sites, round_number, training.precision),
         f"training of {len(sites)} sites as one program",
+        SITES_ALONE,
     )
 
 

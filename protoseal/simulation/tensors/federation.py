@@ -31,6 +31,7 @@ from protoseal.simulation.schedules import RunSchedule
 from protoseal.simulation.site_pool import (
     EVERY_ROUND,
     ONE_BY_ONE,
+    SITES_ALONE,
     SitePool,
     SiteTesting,
     SiteTraining,
@@ -266,6 +267,7 @@ class TensorFederation:
                 lambda: embed_sites(learners, self._training.batching),
                 lambda: [None] * len(sites),
                 "the pass of all sites",
+                SITES_ALONE,
             )
         for site, last, features in zip(sites, losses, embedded, strict=True):
             site.finish(number, last, features)
@@ -297,6 +299,7 @@ class TensorFederation:
             lambda: self._test_together(sites),
             lambda: [site.predictor.evaluate() for site in sites],
             "the test of all sites",
+            SITES_ALONE,
         )
 
     def _test_together(self, sites: Sequence[TensorSite]) -> list[Evaluation | None]:

@@ -93,4 +93,5 @@ def _train(
 
     if len(turn) == 1 or training.batching is Batching.NEVER:
         return alone()
-    return run_or_fallback(together, undone_and_alone, f"training of {len(turn)} runs as one program")
+    what = f"training of {len(turn)} runs as one program"
+    return run_or_fallback(together, undone_and_alone, what, "each run trains alone")
