@@ -46,7 +46,7 @@ test-kernels: $(READY)  ## numerical tests again, with the kernels of the oldest
 		$(PYTEST) $(NUMERICAL)
 
 # Without an environment any Python with the packages will do: a machine with a card may have no network to build one.
-gpu:  ## check and measure the GPU of this machine, some five minutes, with PYTHON where there is no environment
+gpu:  ## check and measure the GPU of this machine, with PYTHON where there is no environment
 	PYTHONPATH=.:proto:$$PYTHONPATH $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 check: $(READY)  ## lint, formatting, types, layers, size, and that the generated stubs are current

@@ -37,8 +37,11 @@ CPU_PATIENCE = 8
 """Factor of a part's limit of time on a CPU, where few cores compute everything."""
 CORES = 2
 """Cores for a part that compares paths."""
+SECONDS_TO_ABORT = 5
 LAST_CHARACTERS = 400
-"""Number of characters of a failed part's errors that are shown."""
+"""Number of characters of a failed part's output that are shown."""
+RUN = "import sys; from benchmarks.gpu.parts import main; main(*sys.argv[1:])"
+"""Program of a part's process: without a main module, which worker processes of a protection would import again."""
 Process = subprocess.Popen[bytes]
 
 
@@ -54,7 +57,7 @@ Process = subprocess.Popen[bytes]
     type=FOLDER,
     default=Path("runs/gpu"),
     show_default=True,
-    help="Folder for gpu.md and gpu.json.",
+    help="Folder for gpu.md, gpu.json and the parts' output, gpu.log.",
 )
 @one_line_errors
 def main(only: tuple[str, ...], cpu: bool, out: Path) -> None:
@@ -65,8 +68,9 @@ def main(only: tuple[str, ...], cpu: bool, out: Path) -> None:
     device = "cpu" if cpu else "cuda"
     facts = describe_machine(device)
     out.mkdir(parents=True, exist_ok=True)
+    (out / "gpu.log").write_bytes(b"")
     reports: list[PartReport] = []
-    for report in run_parts({name: PARTS[name] for name in only or PARTS}, device):
+    for report in run_parts({name: PARTS[name] for name in only or PARTS}, device, out / "gpu.log"):
         click.echo(report.line)
         reports.append(report)
         record = {"schema": 1, "name": "gpu", "machine": facts, "parts": [vars(given) for given in reports]}
@@ -95,7 +99,7 @@ def read_driver() -> str | None:
     return output.strip().partition("\n")[0] or None
 
 
-def run_parts(parts: Mapping[str, Part], device: str) -> Iterator[PartReport]:
+def run_parts(parts: Mapping[str, Part], device: str, log: Path) -> Iterator[PartReport]:
     """Run parts, comparisons side by side and the others alone; yield each part's report as it ends."""
     beside = max(1, (os.cpu_count() or 1) // CORES)
     running: set[Process] = set()
@@ -105,7 +109,7 @@ def run_parts(parts: Mapping[str, Part], device: str) -> Iterator[PartReport]:
             with ThreadPoolExecutor(workers) as pool:
                 try:
                     futures = [
-                        pool.submit(run_part, name, part, device=device, running=running)
+                        pool.submit(run_part, name, part, device=device, running=running, log=log)
                         for name, part in chosen.items()
                     ]
                     for future in as_completed(futures):
@@ -118,22 +122,25 @@ def run_parts(parts: Mapping[str, Part], device: str) -> Iterator[PartReport]:
             kill_group(process)
 
 
-def run_part(name: str, part: Part, *, device: str, running: set[Process]) -> PartReport:
-    """Run a part in a process of its own, which is killed with all that it started when its time is over."""
+def run_part(name: str, part: Part, *, device: str, running: set[Process], log: Path) -> PartReport:
+    """Run a part in a process of its own, which is killed with all that it started when its time is over.
+
+    The part's output is appended to ``log``.
+    """
     limit = part.seconds * (CPU_PATIENCE if device == "cpu" else 1)
     threads = {} if part.alone else {"OMP_NUM_THREADS": str(min(CORES, os.cpu_count() or 1))}
     start = time.perf_counter()
     with TemporaryDirectory(prefix="protoseal-gpu-") as folder:
-        rows, errors = Path(folder, "rows"), Path(folder, "errors")
-        command = [sys.executable, "-m", "benchmarks.gpu.parts", name, device, str(rows)]
-        with errors.open("wb") as output:
+        rows, printed = Path(folder, "rows"), Path(folder, "output")
+        command = [sys.executable, "-c", RUN, name, device, str(rows)]
+        with printed.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 (no user's words)
                 command,
                 cwd=ROOT,
-                env={**os.environ, **threads},
+                env={**os.environ, **threads, "PYTHONFAULTHANDLER": "1"},
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
+                process_group=0,
             )
         running.add(process)
         try:
@@ -141,11 +148,16 @@ def run_part(name: str, part: Part, *, device: str, running: set[Process]) -> Pa
             failure = f"ended with status {status}" if status else ""
         except subprocess.TimeoutExpired:
             failure = f"stopped after {limit} s"
+            process.send_signal(signal.SIGABRT)  # Python then prints where every thread is
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_ABORT)
         finally:
             kill_group(process)
             running.discard(process)
+        text = printed.read_text(encoding="utf-8", errors="replace").strip()
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"# {name}\n\n{text}\n\n")
         if failure:
-            text = errors.read_text(encoding="utf-8", errors="replace").strip()
             failure += f": {text[-LAST_CHARACTERS:]}".replace("\n", " / ")
         lines = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
     return PartReport(name, time.perf_counter() - start, [json.loads(line) for line in lines], failure)

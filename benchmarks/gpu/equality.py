@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,7 +61,8 @@ GRAPHS = Path(graphs.__file__).stem
 class Case:
     """A configuration of ``simulate``, and the ``variants`` of it that run on the device.
 
-    With ``beside_itself`` the reference runs on the device too, for runs whose random numbers are drawn there.
+    With ``beside_itself`` all runs are on the device and batched, where random numbers are drawn for each site: the
+    engines are compared with each other.
     """
 
     name: str
@@ -140,13 +142,16 @@ def compare(case: Case, device: str) -> Iterator[Comparison]:
 def _compare_seed(
     case: Case, variants: Sequence[Mapping[str, object]], device: str, seed: int
 ) -> Iterator[Comparison]:
-    where = device if case.beside_itself else "cpu"
-    alone: dict[str, object] = {"device": where, "engine": "sessions", "batched": "never", "seeds": [seed]}
+    alone: dict[str, object] = {"device": "cpu", "engine": "sessions", "batched": "never", "seeds": [seed]}
+    if case.beside_itself:
+        alone |= {"device": device, "batched": "always"}
     plain = alone | {"protection": "plain"}
     config = load(case, {}, Path())
     reference = run(case, plain)
     with _other_kernels():
-        reordered = run(case, plain | {"batched": "always"})
+        reordered = run(
+            case, plain | ({"engine": "tensors"} if case.beside_itself else {"batched": "always"})
+        )
     shifted = run(case, plain, f"training.lr={config.training.lr * (1.0 + case.power)!r}")
     protected = reference if config.protection is Protection.PLAIN else run(case, alone)
     measured = Measured(reference, reordered, shifted, protected)
@@ -155,6 +160,9 @@ def _compare_seed(
         try:
             tested = run(case, {**variant, "device": device, "seeds": [seed]})
         except Exception as error:  # the other variants run
+            traceback.print_exc()
+            if device == "cuda":
+                torch.cuda.synchronize()  # raises where no other variant could run in this process
             yield Comparison(name, seed, problems=(f"{type(error).__name__}: {error}",))
             continue
         distances, problems = judge(measured, tested, case.power)
@@ -224,8 +232,10 @@ def raise_logged_errors() -> Iterator[None]:
         yield
     finally:
         logging.getLogger().removeHandler(handler)
-    if records:
-        raise RuntimeError(records[0].getMessage())
+    for record in records:
+        causes = [*(record.exc_info or ()), *(record.args or ())]
+        cause = next((cause for cause in causes if isinstance(cause, Exception)), None)
+        raise RuntimeError(record.getMessage()) from cause
 
 
 def load(case: Case, flags: Mapping[str, object], out: Path, *settings: str) -> SimulationConfig:

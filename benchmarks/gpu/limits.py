@@ -106,13 +106,13 @@ def stacked_in_graph(batches: Batches, mixed: bool) -> Limit:
     stream = _stream()
     with _on(stream):
         eager = stacked(batches, mixed)
-    return Limit(_capture(eager.step, stream).replay, eager.weights)
+    return Limit(_capture(eager.step, stream), eager.weights)
 
 
 def graphs_on_streams(batches: Batches, mixed: bool) -> Limit:
     """Return the limit of a CUDA graph for each site, replayed on :data:`STREAMS` streams."""
     streams = [_stream() for _ in range(STREAMS)]
-    graphs = []
+    replays = []
     for site in range(len(batches.models)):
         # A graph is captured on the stream on which it is replayed: cuBLAS has a workspace for each stream, and graphs
         # that were captured on one stream and replayed on two would write into the same workspace.
@@ -120,15 +120,15 @@ def graphs_on_streams(batches: Batches, mixed: bool) -> Limit:
         with _on(stream):
             step = _site_step(batches, site, mixed)
             _repeat(step)
-        graphs.append((_capture(step, stream), stream))
+        replays.append((_capture(step, stream), stream))
 
     def replay() -> None:
         current = torch.cuda.current_stream()
         for stream in streams:
             stream.wait_stream(current)
-        for graph, stream in graphs:
+        for replay_site, stream in replays:
             with torch.cuda.stream(stream):
-                graph.replay()
+                replay_site()
         for stream in streams:
             current.wait_stream(stream)
 
@@ -203,11 +203,17 @@ def _on(stream: torch.cuda.Stream) -> Iterator[None]:
     current.wait_stream(stream)
 
 
-def _capture(step: Step, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+def _capture(step: Step, stream: torch.cuda.Stream) -> Step:
+    """Return the replay of a step's graph, which keeps the step, and so the tensors that the graph reads and writes."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         step()
-    return graph
+
+    def replay(captured: Step = step) -> None:
+        del captured
+        graph.replay()
+
+    return replay
 
 
 def _weights(models: Sequence[nn.Module]) -> Tensor:

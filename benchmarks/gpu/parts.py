@@ -1,9 +1,7 @@
 """Parts of the GPU check, each run in a process of its own.
 
-    python -m benchmarks.gpu.parts NAME DEVICE ROWS
-
-writes one line of JSON for each figure to the file ROWS when the figure is there, so that a part that is killed leaves
-what it has measured.
+:func:`main` writes one line of JSON for each figure to a file when the figure is there, so that a part that is killed
+leaves what it has measured.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import click
 import torch
 
 from agreement.registry.protections import PROTECTIONS
@@ -56,8 +55,9 @@ def run_gpu_tests(device: str) -> Iterator[Comparison]:
     # Warnings of other versions of torch are no failures here.
     options = ("-q", "-m", "gpu", "-p", "no:cacheprovider", "-o", "filterwarnings=default")
     command = [sys.executable, "-m", "pytest", *options, *files]
-    tests = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603 (constants)
-    ending = tests.stdout.strip().splitlines()[-1:] or [tests.stderr.strip()[-200:]]
+    tests = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603 (constants)
+    click.echo(tests.stdout)
+    ending = tests.stdout.strip().splitlines()[-1:] or ["no output"]
     yield Comparison(
         f"pytest -m gpu: {ending[0]}", 0, problems=() if tests.returncode == 0 else ("tests failed",)
     )
@@ -93,13 +93,9 @@ PARTS: dict[str, Part] = {
 """Parts by name: those that compare, and then those that measure speed."""
 
 
-def main(name: str, device: str, rows: Path) -> None:
-    """Run a part, and write its figures."""
-    with rows.open("w", encoding="utf-8") as file:
+def main(name: str, device: str, rows: str) -> None:
+    """Run a part, and write its figures to the file ``rows``."""
+    with Path(rows).open("w", encoding="utf-8") as file:
         for figure in PARTS[name].run(device):
-            file.write(json.dumps({"kind": type(figure).__name__, **asdict(figure)}) + "\n")
+            file.write(json.dumps({"kind": type(figure).__name__, **asdict(figure)}, allow_nan=False) + "\n")
             file.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -52,18 +52,22 @@ class Timing:
 
 
 def time_training(workload: Workload, device: torch.device, turns: int = TURNS) -> Iterator[Timing]:
-    """Yield the time of every way to train a step of all sites; raise ``ValueError`` for a limit of another step.
+    """Yield the time of every way to train a step of all sites.
 
     The time of :data:`PRODUCT` is that of a further step in a call of :func:`run_together`, from the difference between
     calls of one and of :data:`EPOCHS` epochs. :data:`START` is the rest of a call, which is made once in a round.
+
+    Raises ``ValueError`` for a limit of another step, and ``RuntimeError`` for an error that the product only logs.
+    Both come after the figures, which stay.
     """
+    with raise_logged_errors():
+        for precision in Precision if device.type == "cuda" else [Precision.FLOAT32]:
+            with allow_tf32(precision):
+                yield from _time_precision(workload, device, precision, turns)
     distances = check_limits(replace(workload, sites=2, batch=min(4, workload.batch)), device)
     wrong = {name: distance for name, distance in distances.items() if not distance < EXACT}
     if wrong:
         raise ValueError(f"limits do not compute the same step: {wrong}")
-    for precision in Precision if device.type == "cuda" else [Precision.FLOAT32]:
-        with allow_tf32(precision), raise_logged_errors():
-            yield from _time_precision(workload, device, precision, turns)
 
 
 def _time_precision(
@@ -190,11 +194,6 @@ class RoundShare:
     seconds: float
     training: float
     groups: Mapping[str, float]
-
-    @property
-    def share(self) -> float:
-        """Share of the round that is training."""
-        return self.training / self.seconds
 
 
 class _RoundClock(Watcher):

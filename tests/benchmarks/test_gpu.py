@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
+import weakref
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
 
-from benchmarks.gpu import equality, limits, speed
+from benchmarks.gpu import equality, limits, paths, speed
 from benchmarks.gpu.__main__ import main, run_part
-from benchmarks.gpu.equality import Case, Outcome, choices, compare
+from benchmarks.gpu.equality import Case, Comparison, Outcome, choices, compare
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.paths import BRIEF, DIGITS, compare_private
 from benchmarks.gpu.report import PartReport, markdown
@@ -92,13 +97,82 @@ def test_measure_round_training_is_a_part_of_the_round() -> None:
     assert measured.groups.keys() >= {"SQLite", "hashing", "other"}
 
 
-def test_run_part_failure_and_timeout_are_reported() -> None:
-    part = PARTS["tests"]
-    failed = run_part("no such part", part, device="cpu", running=set())
+def test_run_part_failure_and_timeout_are_reported_and_logged(tmp_path: Path) -> None:
+    part, log = PARTS["tests"], tmp_path / "log"
+    failed = run_part("no such part", part, device="cpu", running=set(), log=log)
     assert "KeyError" in failed.failure
     assert failed.problems
-    stopped = run_part("networks", Part(part.run, seconds=0), device="cpu", running=set())
+    stopped = run_part("networks", Part(part.run, seconds=0), device="cpu", running=set(), log=log)
     assert stopped.failure.startswith("stopped after 0 s")
+    assert "KeyError" in log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("limit", sorted({*limits.LIMITS} - {*limits.limits_on(CPU)}))
+def test_limits_in_graphs_keep_the_tensors_of_their_steps(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph holds addresses only: freed memory would belong to the limit that is made next."""
+    for name in ("Stream", "CUDAGraph", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, Mock())
+    for name in ("graph", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())
+    batches = limits.Batches.draw(TINY, CPU)
+    model = weakref.ref(batches.models[-1])
+    step = limits.LIMITS[limit](batches, False).step
+    del batches
+    gc.collect()
+    assert model() is not None
+    step()
+
+
+def test_compare_networks_dropout_on_a_device_is_always_batched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one a card draws other masks, from one generator."""
+    cases: list[Case] = []
+
+    def collect(case: Case, device: str) -> list[Comparison]:
+        del device
+        cases.append(case)
+        return []
+
+    monkeypatch.setattr(paths, "compare", collect)
+    assert not list(paths.compare_networks("cpu"))
+    runs: list[Mapping[str, object]] = []
+
+    def run(case: Case, flags: Mapping[str, object], *settings: str) -> Outcome:
+        del case, settings
+        runs.append(flags)
+        return Outcome({}, {})
+
+    monkeypatch.setattr(equality, "run", run)
+    (dropout,) = (case for case in cases if case.beside_itself)
+    assert not [comparison.problems for comparison in compare(dropout, "cuda") if comparison.problems]
+    assert {flags["device"] for flags in runs} == {"cuda"}
+    assert "never" not in {flags.get("batched") for flags in runs}
+
+
+def test_compare_deep_networks_learning_rate_is_exact_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph reads its learning rate in float32, and the weights are compared to fifteen digits."""
+    rates: list[float] = []
+    monkeypatch.setattr(paths, "run_together", lambda jobs, *_, **__: rates.append(jobs[0].schedule.lr))
+    monkeypatch.setattr(paths, "DEEP", {"tiny": TINY})
+    list(paths.compare_deep_networks("cpu"))
+    exact = [rate for rate in rates if float(np.float32(rate)) == rate]
+    assert len(exact) == len(rates) - 2  # two calls with another rate, on the CPU
+
+
+def test_compare_error_that_ends_the_device_ends_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(case: Case, flags: Mapping[str, object], *settings: str) -> Outcome:
+        del case, settings
+        if flags["device"] == "cuda":
+            raise RuntimeError("illegal memory access")
+        return Outcome({}, {})
+
+    monkeypatch.setattr(equality, "run", run)
+    monkeypatch.setattr(torch.cuda, "synchronize", Mock(side_effect=[None] * len(equality.SEEDS)))
+    assert next(compare(CASE, "cuda")).problems == ("RuntimeError: illegal memory access",)
+    monkeypatch.setattr(torch.cuda, "synchronize", Mock(side_effect=RuntimeError("ended")))
+    with pytest.raises(RuntimeError, match="ended"):
+        next(compare(CASE, "cuda"))
 
 
 def test_markdown_ratio_is_to_the_fastest_limit() -> None:
