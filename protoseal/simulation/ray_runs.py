@@ -2,8 +2,9 @@
 
 A task calls :func:`protoseal.simulation.experiment.run_method`, which writes the run's record to the folder of its
 simulation. The process that started the tasks then simulates in the same folder, finds all runs ended, and publishes
-their results: tables are those of a simulation without Ray. Folders have to be on storage that all machines share.
-A task whose machine is lost is started again on another one, where its run resumes.
+their results. On a CPU tables are those of a simulation without Ray; on a GPU several seeds train in one program there,
+which rounds differently. Folders have to be on storage that all machines share. A task whose machine is lost is started
+again on another one, where its run resumes.
 
 A task has as many torch threads as the process that started it, since rounding depends on the number of threads.
 

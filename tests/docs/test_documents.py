@@ -40,10 +40,8 @@ OWN_DATA, RESEARCHER = text_of("docs/tutorials/own-data-and-model.md"), text_of(
 OTHERS_OPTIONS = {
     "--block",
     "--detach",
-    "--generate",
     "--no-deps",
     "--plan",
-    "--requeue",
     "--sign",
     "--strict",
 }
