@@ -348,7 +348,7 @@ def contestants(
         chosen.append(Contestant("pfl", (*torchrun, "benchmarks.contestants.pfl_backend"), threads=1))
     if blazefl is not None:
         pool = (str(blazefl), "-m", "benchmarks.contestants.blazefl_pool")
-        chosen.append(Contestant("BlazeFL", pool, ("processes", cores), threads=1))
+        chosen.append(Contestant("BlazeFL", pool, (cores,), threads=1))
     return chosen
 
 

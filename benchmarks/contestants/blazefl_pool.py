@@ -1,6 +1,6 @@
-"""BlazeFL's own federated averaging (``blazefl.contrib``), in a pool of processes or of threads.
+"""BlazeFL's own federated averaging (``blazefl.contrib``), in a pool of processes.
 
-PYTHON -m benchmarks.contestants.blazefl_pool WORK WEIGHTS processes|threads WORKERS
+PYTHON -m benchmarks.contestants.blazefl_pool WORK WEIGHTS WORKERS
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from blazefl.contrib import (
     FedAvgPartitionedDataset,
     FedAvgPartitionType,
     FedAvgProcessPoolClientTrainer,
-    FedAvgThreadPoolClientTrainer,
 )
 from blazefl.core import ModelSelector
 from torch import nn
+from torch.utils.data import DataLoader
 
 from benchmarks.contestants.work import Work, report_round, save_weights
 
@@ -58,10 +58,11 @@ class _Batches(FedAvgPartitionedDataset):  # type: ignore[misc]  # BlazeFL has n
         del batch_size, generator  # both are the work's
         if type_ is not FedAvgPartitionType.TRAIN or cid is None:
             raise NotImplementedError("nothing is evaluated")
-        return self._work.batches(cid, self.number)
+        batches: Any = self._work.batches(cid, self.number)
+        return DataLoader(batches, batch_size=None)
 
 
-def main(folder: Path, weights: Path, pool: str, workers: int) -> None:
+def main(folder: Path, weights: Path, workers: int) -> None:
     """Train all rounds, and write the global network's weights."""
     work = Work.load(folder)
     networks, batches = _Networks(work), _Batches(work)
@@ -69,17 +70,14 @@ def main(folder: Path, weights: Path, pool: str, workers: int) -> None:
         networks, NAME, batches, work.rounds, work.sites, 1.0, "cpu", work.batch, 0
     )
     server.model.load_state_dict(work.initial_weights())
-    training = (batches, "cpu", work.sites, 1, work.batch, work.lr, 0, workers)
-    trainer: Any
-    if pool == "threads":
-        trainer = FedAvgThreadPoolClientTrainer(networks, NAME, *training)
-    else:
-        # Each round starts its processes anew. A fork has torch already, and with the import below the compiler as
-        # well, which optimisers import at their first step: both together take seconds.
-        importlib.import_module("torch._dynamo")
-        torch.multiprocessing.set_start_method("fork")
-        states = Path(tempfile.mkdtemp(dir=weights.parent))
-        trainer = FedAvgProcessPoolClientTrainer(networks, NAME, states, *training)
+    # Each round starts its processes anew. A fork has torch already, and with the import below the compiler as
+    # well, which optimisers import at their first step: both together take seconds.
+    importlib.import_module("torch._dynamo")
+    torch.multiprocessing.set_start_method("fork")
+    states = Path(tempfile.mkdtemp(dir=weights.parent))
+    trainer = FedAvgProcessPoolClientTrainer(
+        networks, NAME, states, batches, "cpu", work.sites, 1, work.batch, work.lr, 0, workers
+    )
     while not server.is_stopped():
         batches.number = server.round + 1
         trainer.local_process(server.downlink_package(), server.sample_clients())
@@ -90,5 +88,4 @@ def main(folder: Path, weights: Path, pool: str, workers: int) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # of each worker
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -32,7 +32,7 @@ def client_app(work: Work) -> ClientApp:
             int(context.node_config["partition-id"]),
             int(message.content["config"]["server-round"]),
         )
-        work.train(network, site, number)
+        work.train(network, work.batches(site, number))
         metrics = MetricRecord({"num-examples": len(work.order(site, number))})
         return Message(
             RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics}), reply_to=message

@@ -2,8 +2,8 @@
 
     PYTHON -m benchmarks.contestants.plain_loop WORK WEIGHTS
 
-As in PFLlib's ``serverAVG`` (github.com/TsingZ0/PFLlib, ``flcore/servers/serverbase.py``), the server copies its
-parameters into every client's model, and averages the parameters that come back.
+PFLlib's ``serverAVG`` (github.com/TsingZ0/PFLlib, ``flcore/servers/serverbase.py``) copies the server's parameters into
+every client's model, and averages the parameters that come back. Its clients load single samples.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
+
+from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.contestants.work import Work, report_round, save_weights
 
@@ -25,7 +27,8 @@ def main(folder: Path, weights: Path) -> None:
         for site, client in enumerate(clients):
             for ours, theirs in zip(client.parameters(), server.parameters(), strict=True):
                 ours.data = theirs.data.clone()
-            work.train(client, site, number)
+            order = work.order(site, number).tolist()
+            work.train(client, DataLoader(TensorDataset(*work.samples(site)), work.batch, sampler=order))
         for parameter in server.parameters():
             parameter.data.zero_()
         for client in clients:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,8 @@ class Work:
         (self.folder / "work.json").write_text(json.dumps(settings), encoding="utf-8")
 
     def network(self) -> nn.Module:
-        """Return a new network; its weights are torch's random ones."""
-        network: nn.Module = _load_module(self.folder / "network.py").Network()
-        return network
+        """Return this process's network: a second call returns the same, with the weights that it has by then."""
+        return _build_network(self.folder / "network.py")
 
     def initial_weights(self) -> dict[str, Tensor]:
         """Return the weights that training begins with, by name."""
@@ -57,29 +55,28 @@ class Work:
         return weights
 
     def array(self, name: str) -> Any:
-        """Return ``inputs``, ``labels`` or ``orders``, mapped from the file."""
-        return np.load(self.folder / f"{name}.npy", mmap_mode="r")
+        """Return ``inputs``, ``labels`` or ``orders``, mapped from the file at the first call."""
+        return _map_array(self.folder / f"{name}.npy")
 
     def samples(self, site: int) -> tuple[Tensor, Tensor]:
         """Return a site's inputs, float32 (samples, channels, side, side), and int64 labels (samples,)."""
-        inputs, labels = (np.array(self.array(name)[site]) for name in ("inputs", "labels"))
-        return torch.from_numpy(inputs), torch.from_numpy(labels)
+        return torch.from_numpy(self.array("inputs")[site]), torch.from_numpy(self.array("labels")[site])
 
-    def order(self, site: int, round_number: int) -> list[int]:
-        """Return the order of a site's samples in a round, counted from 1."""
-        order: list[int] = self.array("orders")[round_number - 1, site].tolist()
-        return order
+    def order(self, site: int, round_number: int) -> Tensor:
+        """Return the order of a site's samples in a round, counted from 1: indices, int64 (samples,)."""
+        return torch.from_numpy(self.array("orders")[round_number - 1, site])
 
-    def batches(self, site: int, round_number: int) -> DataLoader[tuple[Tensor, ...]]:
-        """Return the loader of a site's batches in a round."""
-        dataset = TensorDataset(*self.samples(site))
-        return DataLoader(dataset, self.batch, sampler=self.order(site, round_number))
+    def batches(self, site: int, round_number: int) -> list[tuple[Tensor, Tensor]]:
+        """Return inputs and labels of a site's batches in a round."""
+        order = self.order(site, round_number)
+        inputs, labels = (torch.split(values[order], self.batch) for values in self.samples(site))
+        return list(zip(inputs, labels, strict=True))
 
-    def train(self, network: nn.Module, site: int, round_number: int) -> None:
+    def train(self, network: nn.Module, batches: Iterable[Sequence[Tensor]]) -> None:
         """Train a site's network for one round, in place, as PFLlib's ``clientAVG`` does."""
         optimiser = torch.optim.SGD(network.parameters(), lr=self.lr)
         network.train()
-        for inputs, labels in self.batches(site, round_number):
+        for inputs, labels in batches:
             loss = functional.cross_entropy(network(inputs), labels)
             optimiser.zero_grad()
             torch.autograd.backward(loss)
@@ -87,13 +84,19 @@ class Work:
 
 
 @cache
-def _load_module(path: Path) -> Any:
+def _map_array(path: Path) -> Any:
+    return np.load(path, mmap_mode="c")  # torch warns of arrays that cannot be written
+
+
+@cache
+def _build_network(path: Path) -> nn.Module:
     spec = spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be loaded")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    network: nn.Module = module.Network()
+    return network
 
 
 def report_round(number: int, **figures: float) -> None:
