@@ -10,8 +10,8 @@ which processes start and memory is allocated, does not count. PFLlib's loop run
 the faster of the two is the baseline. Threads that wait are busy, as torch has them: where anything else runs, all
 cores together are many times slower, unless the environment has ``OMP_WAIT_POLICY=passive``.
 
-The check: final weights equal those of PFLlib's loop to within half of what one step fewer in each epoch makes, and 5 %
-of their way, or the comparison ends in an error. The record has the distances, most of which are rounding.
+The check: final weights equal those of PFLlib's loop to within half of what one step fewer in each epoch makes, and a
+tenth of their way, or the comparison ends in an error. The record has the distances, most of which are rounding.
 
 Needs Linux, whose ``/proc`` tells the times of processes.
 """
@@ -333,9 +333,9 @@ def measure_usage(pids: Iterable[int]) -> tuple[float, int]:
 def check_weights(name: str, weights: Path, plain: Path, work: Work, steps: int) -> float:
     """Return the distance of a contestant's weights from the plain loop's, over the way that these went.
 
-    Raises :class:`UserError` if the distance is more than one step fewer in each epoch makes, halved, or more than 5 %,
+    Raises :class:`UserError` if the distance is more than one step fewer in each epoch makes, halved, or more than 0.1,
     where epochs are short: then the contestant did other work. Rounding alone makes up to 1e-2, as initial weights that
-    are off by 1e-6 do.
+    are off by 1e-6 do, and the loop's averages of 1,000 sites in float32 make 4e-2.
     """
     initial = torch.load(work.folder / "initial.pt", weights_only=True)
     with np.load(weights) as ours, np.load(plain) as theirs:
@@ -343,7 +343,7 @@ def check_weights(name: str, weights: Path, plain: Path, work: Work, steps: int)
         moved = np.concatenate([(theirs[key] - initial[key].numpy()).ravel() for key in theirs.files])
         apart = np.concatenate([(mine[key] - theirs[key]).ravel() for key in theirs.files])
     distance = float(np.linalg.norm(apart) / np.linalg.norm(moved))
-    bound = min(0.5 / steps, 0.05)
+    bound = min(0.5 / steps, 0.1)
     if not distance <= bound:
         raise UserError(
             f"{name} did other work than {PLAIN}: weights differ by {distance:.1e} of their way, more than {bound:.1e}"

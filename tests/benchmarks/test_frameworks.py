@@ -95,7 +95,7 @@ def test_check_weights_other_work_is_refused(tmp_path: Path, monkeypatch: Any) -
         end = STEPS * work.batch - work.batch
         patch.setattr(Work, "order", lambda *which: order(*which)[: None if which[1] else end])
         plain_loop.main(tmp_path, short)
-    replace(work, lr=0.9 * work.lr).save()
+    replace(work, lr=0.8 * work.lr).save()
     plain_loop.main(tmp_path, slow)
     for weights in (short, slow):
         with pytest.raises(UserError, match="did other work"):
