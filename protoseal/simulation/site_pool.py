@@ -39,7 +39,7 @@ class SiteTraining:
 
     With ``models``, the site at position i in the order of names has the i-th model (cyclically) instead of the
     agreement's; ``pretrained`` then applies to sites with the agreement's model. The sites' logs keep ``class_names``.
-    ``schedule`` is for the engine on tensors.
+    ``schedule`` is for the tensor engine.
     """
 
     device: str = "cpu"
