@@ -25,6 +25,7 @@ from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Targets
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.batched.training import Batching
+from protoseal.simulation.freed_memory import keep_freed_memory
 from protoseal.simulation.local_federation import RunOutcome
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.schedules import RunSchedule
@@ -87,6 +88,7 @@ class TensorFederation:
         self._method = method or agreement.method
         self._training = training
         self._on_completed = on_completed
+        keep_freed_memory()
         self._stack = ExitStack()
         try:
             folder = state or Path(
@@ -252,7 +254,6 @@ class TensorFederation:
         for site, last in zip(sites, kept, strict=True):
             if last is None:
                 site.fail(number)
-        self._models.end()
         self._compute_values(number, sites, kept)
         return others
 
@@ -308,13 +309,13 @@ class TensorFederation:
         if sites[0].predictor.aggregated is None:
             return trained
         names = [site.name for site in sites]
-        columns = self._models.averaged(names)
+        self._models.begin(names)
         try:
             for averaged, members in self._bases(sites):
                 self._models.load(members, averaged)
             aggregated = evaluate_sites(learners, guides, self._training.batching)
         finally:  # training resumes from the trained part, not from the model that predicts
-            self._models.put_back(names, columns)
+            self._models.undo()
         return [
             None if after is None or before is None else with_trained(after, before)
             for after, before in zip(aggregated, trained, strict=True)

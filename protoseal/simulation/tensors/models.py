@@ -32,12 +32,8 @@ class SiteModels(Protocol):
         """Keep a copy of these sites' models, to which :meth:`undo` returns."""
         ...
 
-    def undo(self, site: str) -> None:
-        """Restore a site's models as of the last call of :meth:`begin`."""
-        ...
-
-    def end(self) -> None:
-        """Drop the copy."""
+    def undo(self, site: str | None = None) -> None:
+        """Restore a site's models, by default those of all sites, as of the last call of :meth:`begin`."""
         ...
 
     def copy(self, site: str) -> Numbers:
@@ -61,14 +57,6 @@ class SiteModels(Protocol):
         """Give sites the same averaged part (p + q,), rounded to the models' type."""
         ...
 
-    def averaged(self, sites: Sequence[str]) -> list[Tensor]:
-        """Return a copy of the sites' averaged parts, for :meth:`put_back`."""
-        ...
-
-    def put_back(self, sites: Sequence[str], parts: Sequence[Tensor]) -> None:
-        """Restore the parts that :meth:`averaged` returned."""
-        ...
-
 
 def bind_models(learners: Sequence[Learner], averaging: AveragingSection) -> SiteModels:
     """Return the learners' models as rows of one tensor for each architecture, or as they are if that cannot be."""
@@ -81,6 +69,11 @@ def bind_models(learners: Sequence[Learner], averaging: AveragingSection) -> Sit
 def float64_device(device: torch.device) -> torch.device:
     """Return the device of arithmetic in float64: the CPU for Apple's ``mps``, which has none, else the same."""
     return torch.device("cpu") if device.type == "mps" else device
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """Return the largest magnitude in each row (S,), NaN where the row has one."""
+    return torch.maximum(rows.amax(dim=1), -rows.amin(dim=1))
 
 
 class ModelRows:
@@ -108,25 +101,33 @@ class ModelRows:
             for row, model in enumerate(models)
         }
         self._places = {learner.site: [places[id(model)] for model in learner.models] for learner in learners}
-        self._saved: list[tuple[Tensor, Tensor]] = []
+        # Kept from round to round: clearing the pages of new memory takes the system longer than the copy itself.
+        self._saved = [[part.new_empty(0) for part in self._parts(block)] for block in range(len(kinds))]
         self._saved_at: dict[tuple[int, int], int] = {}
 
     def begin(self, sites: Sequence[str]) -> None:
         """See :class:`SiteModels`, here and below."""
-        for number, block in enumerate(self.blocks):
-            rows = [row for site in sites for place, row in self._places[site] if place == number]
-            index = torch.tensor(rows, dtype=torch.int64, device=block.values.device)
-            self._saved.append((block.values[index], block.counts[index]))
-            self._saved_at |= {(number, row): position for position, row in enumerate(rows)}
+        self._saved_at = {}
+        for block, saved in enumerate(self._saved):
+            rows = [row for site in sites for place, row in self._places[site] if place == block]
+            self._saved_at |= {(block, row): position for position, row in enumerate(rows)}
+            for part, copied in zip(self._parts(block), saved, strict=True):
+                copied.resize_(len(rows), part.shape[1])
+                torch.index_select(part, 0, self._saved_rows(block), out=copied)
 
-    def undo(self, site: str) -> None:
-        """Restore a site's models as of the last call of :meth:`begin`."""
+    def undo(self, site: str | None = None) -> None:
+        """Restore a site's models, by default those of all sites, as of the last call of :meth:`begin`."""
+        if site is None:
+            for block, saved in enumerate(self._saved):
+                for part, copied in zip(self._parts(block), saved, strict=True):
+                    part.index_copy_(0, self._saved_rows(block), copied)
+            return
         places = self._places[site]
         self.paste(site, [part[self._saved_at[place]] for place in places for part in self._saved[place[0]]])
 
-    def end(self) -> None:
-        """Drop the copy."""
-        self._saved, self._saved_at = [], {}
+    def _saved_rows(self, block: int) -> Tensor:
+        rows = [row for place, row in self._saved_at if place == block]
+        return torch.tensor(rows, dtype=torch.int64, device=self.blocks[block].values.device)
 
     def copy(self, site: str) -> Numbers:
         """Return a copy of a site's models."""
@@ -144,7 +145,7 @@ class ModelRows:
     @property
     def finite_sites(self) -> set[str]:
         """Sites of which every number of every model is finite."""
-        finite = [block.values.isfinite().all(dim=1).tolist() for block in self.blocks]
+        finite = [_largest(block.values).isfinite().tolist() for block in self.blocks]
         return {
             site for site, places in self._places.items() if all(finite[block][row] for block, row in places)
         }
@@ -152,8 +153,8 @@ class ModelRows:
     def add_up(self, sites: Sequence[str], weights: Sequence[int]) -> NDArray[np.float64]:
         """Return the sum of the sites' averaged parts times their weights, (p + q,), in float64 and in this order."""
         total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._exact)
-        for site, weight in zip(sites, weights, strict=True):
-            total += self._bounded(site) * weight
+        for site, weight, is_within in zip(sites, weights, self._are_within_bounds(sites), strict=True):
+            total += self._vector(site, is_within).mul_(weight)
         return total.cpu().numpy()
 
     def load(self, sites: Sequence[str], averaged: Float) -> None:
@@ -164,33 +165,34 @@ class ModelRows:
         rounded = rounded.to(values.dtype).to(values.device)
         rounded = torch.where(self._variances, rounded.clamp(min=0.0), rounded)
         rows = self._rows(sites)
-        for columns, part in zip(self._columns, torch.split(rounded, self._widths), strict=True):
+        widths = [columns.stop - columns.start for columns in self._columns]
+        for columns, part in zip(self._columns, torch.split(rounded, widths), strict=True):
             values[rows, columns] = part
 
-    def averaged(self, sites: Sequence[str]) -> list[Tensor]:
-        """Return a copy of the sites' averaged columns, for :meth:`put_back`."""
-        rows = self._rows(sites)
-        return [self._flat.values[rows, columns] for columns in self._columns]
-
-    def put_back(self, sites: Sequence[str], parts: Sequence[Tensor]) -> None:
-        """Restore the columns that :meth:`averaged` returned."""
-        rows = self._rows(sites)
-        for columns, part in zip(self._columns, parts, strict=True):
-            self._flat.values[rows, columns] = part
-
-    def _bounded(self, site: str) -> Tensor:
+    def _vector(self, site: str, is_within: bool) -> Tensor:
+        """Return a copy of a site's averaged part (p + q,), within the bounds, in float64."""
         learner = self._learners[site]
         if learner.has_initial_features:
             # Buffers of a frozen extractor could move in training; what is averaged is the initial model's.
-            return torch.from_numpy(saturate(learner.averaged_vector(), self._averaging, site)).to(
-                self._exact
-            )
-        ((_, row), *_) = self._places[site]
-        vector = torch.cat([self._flat.values[row, columns] for columns in self._columns])
-        vector = vector.to(self._exact).double()
-        if bool((vector.abs() <= self._bounds).all()):
-            return vector
-        return torch.from_numpy(saturate(vector.cpu().numpy(), self._averaging, site)).to(self._exact)
+            exact = torch.from_numpy(learner.averaged_vector())
+        else:
+            row = self._flat.values[self._places[site][0][1]]
+            parts = [row[columns] for columns in self._columns]
+            joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+            exact = joined.to(self._exact).to(torch.float64, copy=True)
+            if is_within:
+                return exact
+        return torch.from_numpy(saturate(exact.cpu().numpy(), self._averaging, site)).to(self._exact)
+
+    def _are_within_bounds(self, sites: Sequence[str]) -> list[bool]:
+        """Return for each site True if no number of its averaged part is beyond its bound, waiting for a GPU once."""
+        values = self._flat.values
+        largest = torch.stack([_largest(values[:, columns]) for columns, _ in self._bounds]).tolist()
+        rows = [self._places[site][0][1] for site in sites]
+        return [
+            all(part[row] <= bound for part, (_, bound) in zip(largest, self._bounds, strict=True))
+            for row in rows
+        ]
 
     def _rows(self, sites: Sequence[str]) -> Tensor:
         """Return the rows of the models whose part is averaged, the first of each site."""
@@ -214,21 +216,19 @@ class ModelRows:
         return self._flat.columns(self._names)
 
     @cached_property
-    def _widths(self) -> list[int]:
-        return [columns.stop - columns.start for columns in self._columns]
-
-    @cached_property
     def _sizes(self) -> tuple[int, int]:
         return next(iter(self._learners.values())).averaged_sizes
 
     @cached_property
-    def _bounds(self) -> Tensor:
-        agreed, (parameters, buffers) = self._averaging, self._sizes
-        bounds = [agreed.parameter_bound] * (parameters > 0) + [agreed.buffer_bound] * (buffers > 0)
-        counts = [count for count in self._sizes if count]
-        return torch.tensor(bounds, dtype=torch.float64, device=self._exact).repeat_interleave(
-            torch.tensor(counts, device=self._exact)
-        )
+    def _bounds(self) -> list[tuple[slice, float]]:
+        """Columns of the averaged part, each with the bound of its numbers."""
+        model, *_ = next(iter(self._learners.values())).models
+        parameters = {name for name, _ in model.named_parameters()}
+        agreed, columns = self._averaging, self._flat.columns
+        return [
+            *((part, agreed.parameter_bound) for part in columns(self._names & parameters)),
+            *((part, agreed.buffer_bound) for part in columns(self._names - parameters)),
+        ]
 
     @cached_property
     def _variances(self) -> Tensor:
@@ -252,15 +252,13 @@ class UnboundModels:
 
     def begin(self, sites: Sequence[str]) -> None:
         """See :class:`SiteModels`, here and below."""
-        self._saved = {site: self.copy(site) for site in sites}
+        self._saved.clear()
+        self._saved |= {site: self.copy(site) for site in sites}
 
-    def undo(self, site: str) -> None:
-        """Restore a site's models as of the last call of :meth:`begin`."""
-        self.paste(site, self._saved[site])
-
-    def end(self) -> None:
-        """Drop the copy."""
-        self._saved = {}
+    def undo(self, site: str | None = None) -> None:
+        """Restore a site's models, by default those of all sites, as of the last call of :meth:`begin`."""
+        for name in self._saved if site is None else [site]:
+            self.paste(name, self._saved[name])
 
     def copy(self, site: str) -> Numbers:
         """Return a copy of a site's models."""
@@ -287,15 +285,6 @@ class UnboundModels:
         """Give sites the same averaged part (p + q,), rounded to the models' type."""
         for site in sites:
             self._learners[site].load_averaged(averaged)
-
-    def averaged(self, sites: Sequence[str]) -> list[Tensor]:
-        """Return a copy of the sites' averaged parts, for :meth:`put_back`."""
-        return [torch.from_numpy(self._learners[site].averaged_vector()) for site in sites]
-
-    def put_back(self, sites: Sequence[str], parts: Sequence[Tensor]) -> None:
-        """Restore the parts that :meth:`averaged` returned."""
-        for site, part in zip(sites, parts, strict=True):
-            self._learners[site].load_averaged(part.numpy())
 
     def _tensors(self, site: str) -> list[Tensor]:
         return [tensor for model in self._learners[site].models for tensor in model.state_dict().values()]
