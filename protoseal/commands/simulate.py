@@ -1,4 +1,4 @@
-"""Command ``protoseal simulate``: runs a federation in one process, without sockets."""
+"""Command ``protoseal simulate``: runs a federation without sockets, in one process or as tasks of Ray."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def _parse_seeds(_: click.Context, __: click.Parameter, value: str | None) -> tu
 )
 @click.option(
     "--precision",
-    help="Precision of products in training: float32, tf32 (NVIDIA's, 10 bits) or bf16 (7 bits).  [default: float32]",
+    help="Precision of products: float32; tf32 (NVIDIA GPUs, 10 bits, prototypes and tests too); or bf16 (7 bits,"
+    " training only; not with --batched never).  [default: float32]",
 )
 @click.option(
     "--evaluate-every",
@@ -132,18 +133,20 @@ def _parse_seeds(_: click.Context, __: click.Parameter, value: str | None) -> tu
 )
 @click.option("--data-root", type=click.Path(path_type=Path), help="Folder with torchvision's data files.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder for results.  [default: runs/simulation]"
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for results.  [default: runs/NAME for --config NAME.toml, else runs/simulation]",
 )
 @click.option(
     "--fresh",
     is_flag=True,
-    help="Delete what the folder of --out has, of all seeds, and start again instead of resuming.",
+    help="Delete earlier results of this simulation in --out, of all seeds, and start again instead of resuming.",
 )
 @click.option(
     "--set",
     "settings",
     multiple=True,
-    metavar="SECTION.KEY=VALUE",
+    metavar="[SECTION.]KEY=VALUE",
     help="Any setting of the file, such as training.lr=0.01, or schedule.participation=0.1 for a tenth of the sites in"
     " each round; may be repeated.",
 )
@@ -151,7 +154,7 @@ def _parse_seeds(_: click.Context, __: click.Parameter, value: str | None) -> tu
     "--sweep",
     "sweeps",
     multiple=True,
-    metavar="SECTION.KEY=A,B,C",
+    metavar="[SECTION.]KEY=A,B,C",
     help="Values of a setting, or a TOML array of them, of which each is simulated in a folder of its own below --out;"
     " may be repeated for all combinations.",
 )
@@ -173,7 +176,7 @@ def _parse_seeds(_: click.Context, __: click.Parameter, value: str | None) -> tu
 @click.option(
     "--gpus-per-run",
     type=click.FloatRange(min=0, max=1),
-    help="Share of a GPU that --ray reserves for one run: 0.25 lets four runs share one.  [default: 1 if there is one]",
+    help="GPUs that --ray reserves for one run: 0.25 lets four runs share one.  [default: 1 where a machine has a GPU]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print result.json or sweep.json instead of tables.")
 @one_line_errors
@@ -188,11 +191,10 @@ def simulate(
     gpus_per_run: float | None,
     **flags: object,
 ) -> None:
-    """Run a federation in this process, without sockets.
+    """Simulate a federation without sockets, in this process or as tasks of Ray.
 
-    An interrupted simulation resumes when the same command is started again; finished runs are not repeated. The result
-    is the same as without the interruption: bit for bit on a CPU with --engine tensors or --batched never, else up to
-    rounding.
+    The same command started again resumes an interrupted simulation and repeats no finished run. Its result equals that
+    of an uninterrupted one: bit for bit on a CPU on tensors or with --batched never, else up to rounding.
     """
     from protoseal.commands.simulation_progress import RayLines, Reports, show_progress
     from protoseal.reports.report import write_report
@@ -200,7 +202,7 @@ def simulate(
     from protoseal.reports.tables import result_tables
     from protoseal.simulation.experiment import simulate as run
     from protoseal.simulation.ray_runs import start_ray_runs
-    from protoseal.simulation.sweep import load_sweep, run_sweep
+    from protoseal.simulation.sweep import load_sweep, open_sweep, run_sweep
 
     if address is None and (cpus_per_run, gpus_per_run) != (None, None):
         raise click.UsageError("--cpus-per-run and --gpus-per-run need --ray")
@@ -208,6 +210,8 @@ def simulate(
     configs = [point.config for point in points]
     diagnoses: list[Diagnosis] = []
     with ExitStack() as stack:
+        if sweeps:
+            stack.enter_context(open_sweep(configs[0].out.parent))
         runs: RayRuns | None = None
         if address is not None:
             on_end = RayLines(sum(len(loaded.seeds) * len(loaded.methods) for loaded in configs))

@@ -21,7 +21,7 @@ import os
 import re
 import secrets
 import signal
-import sys
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -45,15 +45,17 @@ from protoseal.simulation.experiment import (
     divide_data,
     run_method,
 )
-from protoseal.simulation.run_folder import STATE, RunFolder
+from protoseal.simulation.run_folder import RUN_ERRORS, STATE, RunFolder
 from protoseal.simulation.site_datasets import DividedData
-from protoseal.simulation.sweep import RUN_ERRORS, SweepStopped
+from protoseal.simulation.sweep import SweepStopped
 from protoseal.simulation.tensorboard import Scalars
 
 LOCAL = "local"
 """Address of a cluster on this machine that is started for the command and ends with it."""
 MAX_RETRIES = 10
 """Most times that a task is started again after the loss of its process or machine."""
+TASK_ERRORS = (*RUN_ERRORS, OSError, sqlite3.Error, torch.OutOfMemoryError)
+"""Errors that end one task: another machine may have a smaller disk, or a GPU that others use."""
 _PROBE = "probe"
 
 
@@ -133,7 +135,8 @@ def start_ray_runs(
         runs = RayRuns(
             ray, resources, {config.out: stack.enter_context(ExitStack()) for config in configs}, on_end
         )
-        stack.callback(ray.shutdown)  # so that tasks end before the folders are free
+        # Before the folders are free: a task that ends later has the lock of its run.
+        stack.callback(ray.shutdown)
         runs.submit(configs, fresh=fresh)
         yield runs
 
@@ -174,7 +177,7 @@ class RayRuns:
         for config in configs:
             with self._recording_failure(config):
                 folder = self._claims[config.out].enter_context(claim_folder(config, fresh=fresh))
-                if unfinished := _list_unfinished(config, folder):
+                if unfinished := _list_unfinished(config):
                     task = self._task_config(config)
                     # All of these before any run, which they would wait for.
                     self._division(task, config, unfinished[0][0])
@@ -204,15 +207,23 @@ class RayRuns:
         Raises :class:`RayRunsFailed` if any failed, after all have ended, and :class:`FolderNotShared` at once.
         """
         while any(task.folder == config.out for task in self._pending.values()):
-            references, _ = self._ray.wait(list(self._pending), num_returns=1)
-            ended = replace(self._pending.pop(references[0]), error=self._fetch(references[0]))
+            (reference,), _ = self._ray.wait(list(self._pending), num_returns=1)
+            ended = self._pending.pop(reference)
+            try:
+                ended = replace(ended, error=self._get(reference))
+            except RayRunsFailed as lost:
+                ended = replace(ended, error=str(lost))
             if ended.error is not None:
                 text = f"seed {ended.seed}, {ended.method}: {ended.error}"
                 self._failures.setdefault(ended.folder, []).append(text)
             self._on_end(ended)
-        self._claims[config.out].close()
-        if config.out in self._failures:
-            raise RayRunsFailed("\n".join(self._failures[config.out]))
+        with self._claims[config.out]:  # an error of a simulation without a round frees its folder for others
+            failures = self._failures.get(config.out) or [
+                f"seed {seed}, {method.value}: {config.out} has no record of it: start the command again"
+                for seed, method in _list_unfinished(config)
+            ]
+            if failures:
+                raise RayRunsFailed("\n".join(failures))
 
     def _task_config(self, config: SimulationConfig) -> TaskConfig:
         token = secrets.token_hex(16)
@@ -236,14 +247,6 @@ class RayRuns:
             raise RayRunsFailed(str(self._get(divided)))
         return sha256
 
-    def _fetch(self, reference: Any) -> str | None:
-        """Return the error of a task that has ended, or None."""
-        try:
-            error: str | None = self._get(reference)
-        except RayRunsFailed as lost:
-            return str(lost)
-        return error
-
     def _get(self, reference: Any) -> Any:
         """Return a task's result; raise :class:`RayRunsFailed` if Ray ended it, as after the loss of its machines."""
         try:
@@ -253,13 +256,12 @@ class RayRuns:
                 raise error.cause from None
             raise  # a fault of the program, with the traceback of its machine
         except self._ray.exceptions.RayError as error:
-            raise RayRunsFailed(
-                f"Ray ended the task, which it starts again {MAX_RETRIES} times: {error}"
-            ) from error
+            raise RayRunsFailed(f"Ray ended the task: {error}") from error
 
 
-def _list_unfinished(config: SimulationConfig, folder: RunFolder) -> list[tuple[int, Method]]:
+def _list_unfinished(config: SimulationConfig) -> list[tuple[int, Method]]:
     """Return the seeds and methods of the runs that have not ended."""
+    folder = RunFolder(config)
     ended = {seed: SeedRuns(config, seed, folder, None, Watcher()).ended_runs for seed in config.seeds}
     return [(seed, method) for seed in config.seeds for method in config.methods if method not in ended[seed]]
 
@@ -269,30 +271,40 @@ def _list_unfinished(config: SimulationConfig, folder: RunFolder) -> list[tuple[
 
 def _divide(task: TaskConfig, seed: int) -> tuple[str | None, DividedData | str]:
     """Return the SHA-256 of one seed's divided data and the data, or None and the error."""
-    # The task may be another simulation's, whose folder has been published: it is not looked at.
-    config = task.load()
+    _end_by_sigterm()
     try:
-        divided = divide_data(config, seed)
-    except RUN_ERRORS as error:
+        # The task may be another simulation's, whose folder has been published: it is not looked at.
+        divided = divide_data(task.load(), seed)
+    except TASK_ERRORS as error:
         return None, str(error)
     return divided.sha256, divided
 
 
 def _run(task: TaskConfig, seed: int, method: str, divided: DividedData | str, threads: int) -> str | None:
     """Run one method on one seed's data; return the error, or None."""
+    _end_by_sigterm()
     if isinstance(divided, str):
         return divided
     torch.set_num_threads(threads)
-    config = task.load_beside_folder()
-    divided = copy.deepcopy(
-        divided
-    )  # arrays in the object store cannot be written, and tensors would share them
     try:
+        config = task.load_beside_folder()
+        # Arrays in the object store cannot be written, and tensors would share them.
+        divided = copy.deepcopy(divided)
         with Scalars(config.out / "tensorboard") if config.tensorboard else nullcontext(Watcher()) as watcher:
             run_method(config, seed, method_named(method), divided, watcher)
-    except RUN_ERRORS as error:
+    except FolderNotShared:
+        raise
+    except TASK_ERRORS as error:
         return str(error)
     return None
+
+
+def _end_by_sigterm() -> None:
+    """Let SIGTERM kill this process, after which Ray starts the task again.
+
+    Ray's handler raises ``SystemExit``, and a run would contain it as the failure of a site's training and continue.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 # Clusters
@@ -339,13 +351,11 @@ def _connect(ray: Any, address: str) -> Iterator[None]:
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise UserError(f"--ray {address}: {error}") from error
         stack.callback(ray.shutdown)
-        # Ray's own handler aborts the process, and would leave the cluster's files.
-        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _exit))
+        # Ray's own handler aborts the process, and would leave the cluster's files. SIGTERM interrupts as Ctrl-C does,
+        # since ``SystemExit`` from a user's model or data counts as an error of theirs.
+        handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        stack.callback(signal.signal, signal.SIGTERM, handler)
         yield
-
-
-def _exit(*_: object) -> None:
-    sys.exit("ended by SIGTERM")
 
 
 def choose_resources(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,6 +32,7 @@ from agreement.storage.run_files import (
     write_json,
     write_text,
 )
+from crypto.errors import CryptoError
 from privacy.errors import PrivacyError
 from protoseal.reports.result_files import RESULT
 from protoseal.simulation.config import SimulationConfig
@@ -40,6 +42,7 @@ from secure_client.diagnosis.diagnoses import Diagnosis, diagnose
 from secure_client.errors import SiteError
 from secure_client.output.site_files import read_agreement, write_agreement
 from secure_client.output.site_log import SITE_LOG, SiteLog
+from secure_server.errors import CoordinatorError
 from secure_server.round_log import CoordinatorRound
 
 CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
@@ -47,11 +50,19 @@ _LOCK, _DATA, _BEGUN = "lock", "data", "begun"
 LOCK_SECONDS = 180.0
 """Longest wait for the lock of one run: a file server keeps a lost machine's locks for a lease, on NFS often 90 s."""
 
-FREE = frozenset({"out", "workers", "data_root", "tensorboard", "compare", "seeds", "keep_releases"})
+FREE = frozenset(
+    {"out", "workers", "data_root", "pretrained", "tensorboard", "compare", "seeds", "keep_releases"}
+)
 """Settings that may change in the same folder, since they change no run or only select runs.
 
-So may the settings that only a compared method uses: :meth:`RunFolder.check_settings`.
+So may the settings that only a compared method uses: :meth:`RunFolder.check_settings`. The content of ``pretrained`` is
+claimed by its SHA-256 in ``[training]``.
 """
+
+RUN_ERRORS = (UserError, CryptoError, PrivacyError, SiteError, CoordinatorError)
+"""Errors that end one simulation of a sweep, or the runs of one seed, and not the others."""
+
+_log = logging.getLogger(__name__)
 
 
 class OtherSimulation(UserError):
@@ -87,7 +98,7 @@ class RunFolder:
             was_claimed = (self._out / CLAIM).exists()
             try:
                 yield
-            except (UserError, PrivacyError, SiteError):
+            except RUN_ERRORS:
                 progress = (f"{RUNS}/*.json", f"seed-*/{RUNS}/*.json", f"{STATE}/seed-*/*/{_BEGUN}")
                 if not was_claimed and not any(any(self._out.glob(pattern)) for pattern in progress):
                     (self._out / CLAIM).unlink(missing_ok=True)  # a refused start claims nothing
@@ -106,12 +117,15 @@ class RunFolder:
         """
         path = self._out / STATE / f"seed-{seed}" / f"{self._name(method)}.{_LOCK}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        deadline = time.monotonic() + LOCK_SECONDS
+        deadline, waits = time.monotonic() + LOCK_SECONDS, False
         while True:
             try:
                 file = durable_files.lock_file(path)
                 break
             except BlockingIOError as error:
+                if not waits:
+                    _log.warning("another process has %s; waiting %.0f s at most", path, LOCK_SECONDS)
+                waits = True
                 if time.monotonic() > deadline:
                     raise OtherSimulation(
                         f"another process has this run in {path.parent}: end it; if its machine is lost, wait until "
@@ -231,14 +245,21 @@ class RunFolder:
             )
 
     def _clear(self) -> None:
-        """Delete the files of simulations, by their names, except the folder of the state, which holds the lock."""
-        (self._out / CLAIM).unlink(missing_ok=True)
-        seeds = [path for path in self._out.glob("seed-*") if path.name.removeprefix("seed-").isdigit()]
-        for folder in (self._out, *seeds):
-            _clear_results(folder)
-        for path in [*(self._out / STATE).iterdir(), self._out / "tensorboard"]:
-            if path.is_dir():
-                shutil.rmtree(path)
+        """Delete the files of simulations, by their names, except locks.
+
+        Raises :class:`OtherSimulation` if a task of an earlier start on Ray still has a run: it would write its files
+        among the new ones.
+        """
+        with ExitStack() as stack:
+            for path in (self._out / STATE).glob(f"seed-*/*.{_LOCK}"):
+                stack.enter_context(lock_folder(self._out, str(path.relative_to(self._out))))
+            (self._out / CLAIM).unlink(missing_ok=True)
+            seeds = [path for path in self._out.glob("seed-*") if path.name.removeprefix("seed-").isdigit()]
+            for folder in (self._out, *seeds):
+                _clear_results(folder)
+            for path in [*(self._out / STATE).glob("seed-*/*"), self._out / "tensorboard"]:
+                if path.is_dir():
+                    shutil.rmtree(path)
 
 
 def _clear_results(folder: Path) -> None:

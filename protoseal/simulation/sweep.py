@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -17,17 +18,11 @@ from pathlib import Path
 from agreement.errors import UserError
 from agreement.storage.run_files import read_json
 from agreement.toml_loading import ConfigError
-from crypto.errors import CryptoError
-from privacy.errors import PrivacyError
 from protoseal.reports.result_files import RunResult
 from protoseal.reports.sweep_table import JSON, SweepResult, SweepRow, sweep_rows, write_sweep
 from protoseal.simulation.config import SimulationConfig, load_simulation
-from protoseal.simulation.run_folder import FREE, configuration_hash, lock_folder
-from secure_client.errors import SiteError
-from secure_server.errors import CoordinatorError
+from protoseal.simulation.run_folder import FREE, RUN_ERRORS, configuration_hash, lock_folder
 
-RUN_ERRORS = (UserError, CryptoError, PrivacyError, SiteError, CoordinatorError)
-"""Errors that end one simulation of a sweep, and not the sweep."""
 LABEL_LETTERS = 120
 """Most letters of a folder's name before the hash."""
 
@@ -53,7 +48,9 @@ def load_sweep(
     combinations are loaded before any run begins. Raises ``ConfigError``, also for two combinations that are the same
     configuration.
     """
-    keys, choices = _parse_sweeps(sweeps, {key for key, value in flags.items() if value is not None})
+    options = {key for key, value in flags.items() if value is not None}
+    options |= {setting.partition("=")[0].strip() for setting in settings}
+    keys, choices = _parse_sweeps(sweeps, options)
     if not keys:
         return [SweepPoint({}, load_simulation(path, flags, settings))]
     points: dict[str, SweepPoint] = {}
@@ -62,7 +59,8 @@ def load_sweep(
         config = load_simulation(path, flags, [*settings, *named])
         digest = configuration_hash(config)
         if digest in points:
-            raise ConfigError("--sweep", [f"{', '.join(named)} is the configuration of another combination"])
+            remedy = "sweep settings of the method, not of a compared one alone, and give each value once"
+            raise ConfigError("--sweep", [f"{', '.join(named)} changes nothing: {remedy}"])
         label = re.sub(r"[^\w.=,+-]+", "-", ",".join(named), flags=re.ASCII)[:LABEL_LETTERS]
         config = config.model_copy(update={"out": config.out / f"{label}-{digest[:8]}"})
         points[digest] = SweepPoint(dict(zip(keys, values, strict=True)), config)
@@ -93,10 +91,10 @@ def _split_values(text: str) -> list[str]:
     if text.startswith("["):
         try:
             array: list[object] = tomllib.loads(f"values = {text}")["values"]
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError("--sweep", [f"{text!r} is not a TOML array: {error}"]) from error
-        # JSON's texts, numbers, truth values and arrays of these are TOML's.
-        return [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in array]
+            # JSON's texts, numbers, truth values and arrays of these are TOML's. It has no dates.
+            return [item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in array]
+        except (tomllib.TOMLDecodeError, TypeError) as error:
+            raise ConfigError("--sweep", [f"{text!r} is not an array of settings: {error}"]) from error
     return [value.strip() for value in text.split(",")]
 
 
@@ -108,27 +106,30 @@ class SweepStopped(UserError):
     """Error that every later simulation of the sweep would meet too."""
 
 
+@contextmanager
+def open_sweep(out: Path) -> Iterator[None]:
+    """Lock a sweep's folder, made if need be, before anything below it is deleted or run.
+
+    The table of an earlier start stays, as one of a sweep that is not complete. Raises ``FileError`` if it is damaged,
+    and :class:`protoseal.simulation.run_folder.OtherSimulation` if another process has the folder.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with lock_folder(out, ".sweep.lock"):
+        if (out / JSON).exists():
+            earlier = read_json(out / JSON, SweepResult, "delete it")
+            write_sweep(out, earlier.model_copy(update={"complete": False}))
+        yield
+
+
 def run_sweep(
     points: Sequence[SweepPoint], simulate_point: Callable[[SimulationConfig], RunResult]
 ) -> SweepResult:
-    """Simulate every point, writing the table of the points so far beside their folders after each.
+    """Simulate every point, writing the table of the points so far after each, in the folder of :func:`open_sweep`.
 
-    The table of an earlier start stays until then, as one of a sweep that is not complete. Raises :class:`SweepFailed`,
-    after all points, if any failed by an error of the data, a site or the coordinator, :class:`SweepStopped` at once,
-    and :class:`protoseal.simulation.run_folder.OtherSimulation` if another process has the sweep's folder.
+    Raises :class:`SweepFailed`, after all points, if any failed by an error of the data, a site or the coordinator, and
+    :class:`SweepStopped` at once.
     """
     out = points[0].config.out.parent
-    out.mkdir(parents=True, exist_ok=True)
-    with lock_folder(out, ".sweep.lock"):
-        return _run_points(out, points, simulate_point)
-
-
-def _run_points(
-    out: Path, points: Sequence[SweepPoint], simulate_point: Callable[[SimulationConfig], RunResult]
-) -> SweepResult:
-    if (out / JSON).exists():
-        earlier = read_json(out / JSON, SweepResult, "delete it")
-        write_sweep(out, earlier.model_copy(update={"complete": False}))
     rows: list[SweepRow] = []
     failures: list[str] = []
     for number, point in enumerate(points, start=1):

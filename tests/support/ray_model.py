@@ -1,9 +1,13 @@
-"""Tiny model that notes what the first run in its process was given; with a GPU it waits for a second run beside it."""
+"""Tiny model that notes what the first run in its process was given; with a GPU it waits for a second run beside it.
+
+If the folder of the notes has a file :data:`TERMINATE`, the first process deletes it and sends itself SIGTERM.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,18 +20,23 @@ from tests.support import tiny_models
 
 NOTES = "PROTOSEAL_TEST_NOTES"
 """Environment variable with the folder of the notes, a file for each process."""
+TERMINATE = "terminate"
 SECONDS = 60.0
 
 
 def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     """Build a model of one layer."""
     folder = Path(os.environ[NOTES])
+    with suppress(FileNotFoundError):
+        (folder / TERMINATE).unlink()
+        os.kill(os.getpid(), signal.SIGTERM)
     note = folder / f"{os.getpid()}.json"
     if not note.exists():
         facts = {
             "start": time.time(),
             "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "threads": torch.get_num_threads(),
+            "statistics": os.environ.get("RAY_USAGE_STATS_ENABLED"),
             "listening": listening_addresses(f"{NOTES}={folder}"),
         }
         note.write_text(json.dumps(facts), encoding="utf-8")

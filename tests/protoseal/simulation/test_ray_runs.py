@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -16,10 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from agreement import ConfigError
 from agreement.errors import UserError
 from benchmarks import ray_sweep
 from benchmarks.ray_machines import start_machines
+from protoseal.cli import main
 from protoseal.reports.sweep_table import CSV, JSON
 from protoseal.simulation import ray_runs
 from protoseal.simulation.config import SimulationConfig
@@ -32,11 +36,13 @@ from protoseal.simulation.ray_runs import (
     TaskConfig,
     start_ray_runs,
 )
-from protoseal.simulation.run_folder import CLAIM, OtherSimulation, RunFolder
+from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation, RunFolder, lock_folder
+from secure_client.error_containment import run_or_fallback
 from tests.support import ray_model
 from tests.support.simulations import DIGITS, config_in
 
 ROOT = Path(__file__).parents[3]
+CLUSTER = "10.0.0.1:6379"
 FILE = f"""
 method = "local"
 rounds = 2
@@ -57,25 +63,6 @@ def test_start_ray_runs_without_ray_is_refused(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UserError, match=r"protoseal\[ray\]"), start_ray_runs([config_for(tmp_path)], "local"):
         pass
     assert dict(os.environ) == before
-
-
-def test_start_ray_runs_fresh_without_a_cluster_deletes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config_for(tmp_path / "out")
-    simulate_here(config)
-    before = sorted(config.out.rglob("*"))
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise ConnectionError("no cluster")
-
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=refuse))
-    with (
-        pytest.raises(UserError, match="there is no cluster"),
-        start_ray_runs([config], "10.0.0.1:6379", fresh=True),
-    ):
-        pass
-    assert sorted(config.out.rglob("*")) == before
 
 
 @pytest.mark.parametrize("content", [None, "another token"])
@@ -159,7 +146,7 @@ def test_simulate_beside_a_task_of_an_earlier_start_is_refused(
 
 
 def test_simulate_takes_the_run_that_a_task_ended_while_it_waited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config_for(tmp_path / "out")
     elsewhere = config_for(tmp_path / "elsewhere")
@@ -177,6 +164,21 @@ def test_simulate_takes_the_run_that_a_task_ended_while_it_waited(
         monkeypatch.setattr("protoseal.simulation.run_folder.time.sleep", end_task)
         assert simulate_here(config, watcher) == expected
     assert completed == []
+    assert "another process has" in caplog.text
+
+
+def test_claim_folder_fresh_beside_a_task_of_an_earlier_start_deletes_nothing(tmp_path: Path) -> None:
+    """The lock outlives a deletion: a new file of that name would not exclude the task."""
+    config = config_for(tmp_path / "out")
+    simulate_here(config)
+    with RunFolder(config).claim_run(0, config.method):
+        before = {*config.out.rglob("*")}
+        with pytest.raises(OtherSimulation), claim_folder(config, fresh=True):
+            pass
+        assert before <= {*config.out.rglob("*")}
+    with claim_folder(config, fresh=True):
+        assert not RunFolder(config).record(0, config.method).exists()
+        assert [path.name for path in (config.out / STATE / "seed-0").iterdir()] == ["local.lock"]
 
 
 def test_claim_of_a_start_that_completed_a_round_outlives_an_error(tmp_path: Path) -> None:
@@ -211,17 +213,24 @@ class TaskLostError(Exception):
 
 
 class InlineRay:
-    """Functions of Ray that a command calls; with ``lost`` no task returns."""
+    """Functions of Ray that a command calls; with ``lost`` no task returns.
+
+    ``calls`` has the names of the tasks that were started, and an entry for each result that was read.
+    """
 
     exceptions = SimpleNamespace(
         RayError=TaskLostError, RayTaskError=type("RayTaskError", (TaskLostError,), {})
     )
 
-    def __init__(self, *, lost: bool = False) -> None:
+    def __init__(self, *, lost: bool = False, refusal: Exception | None = None) -> None:
         self._lost = lost
+        self._refusal = refusal
+        self.calls: list[str] = []
 
     def init(self, *_: Any, **__: Any) -> None:
-        """Join no cluster."""
+        """Join no cluster; raise the refusal, if any."""
+        if self._refusal is not None:
+            raise self._refusal
 
     def shutdown(self) -> None:
         """Leave no cluster."""
@@ -235,7 +244,13 @@ class InlineRay:
 
         def bind(task: Callable[..., Any]) -> Any:
             def start(*arguments: Any) -> Any:
-                result = task(*(each.value if isinstance(each, Reference) else each for each in arguments))
+                self.calls.append(task.__name__)
+                values = [value.value if isinstance(value, Reference) else value for value in arguments]
+                handler = signal.getsignal(signal.SIGTERM)
+                try:
+                    result = task(*values)
+                finally:  # the task's process has a handler of its own
+                    signal.signal(signal.SIGTERM, handler)
                 return Reference(result) if num_returns == 1 else [Reference(part) for part in result]
 
             return SimpleNamespace(remote=start)
@@ -244,6 +259,7 @@ class InlineRay:
 
     def get(self, reference: Reference) -> Any:
         """Return a task's result."""
+        self.calls.append("get")
         if self._lost:
             raise TaskLostError("its machine is lost")
         return reference.value
@@ -259,11 +275,103 @@ def test_start_ray_runs_refused_folder_spares_other_simulations(
     refused, config = config_for(tmp_path / "refused"), config_for(tmp_path / "out")
     simulate_here(config_in(FILE, refused.out, rounds=1))
     monkeypatch.setitem(sys.modules, "ray", InlineRay())
-    with start_ray_runs([refused, config], "10.0.0.1:6379") as runs:
+    with start_ray_runs([refused, config], CLUSTER) as runs:
         with pytest.raises(RayRunsFailed, match="another configuration"):
             runs.wait(refused)
         runs.wait(config)
     assert RunFolder(config).record(0, config.method).exists()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "cpus"),
+    [(ConnectionError("no cluster"), None), (ValueError("no address"), None), (None, 64.0)],
+    ids=["no cluster", "another error of Ray", "no machine is large enough"],
+)
+def test_start_ray_runs_fresh_refused_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Exception | None, cpus: float | None
+) -> None:
+    config = config_for(tmp_path / "out")
+    simulate_here(config)
+    before = sorted(config.out.rglob("*"))
+    monkeypatch.setitem(sys.modules, "ray", InlineRay(refusal=refusal))
+    with pytest.raises(UserError), start_ray_runs([config], CLUSTER, fresh=True, cpus=cpus):
+        pass
+    assert sorted(config.out.rglob("*")) == before
+
+
+def test_start_ray_runs_divide_data_once_and_before_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command waits for the data. Runs that have ended get no task at the next start."""
+    configs = [config_in(FILE, tmp_path / name, rounds=1, compare=("fedavg",)) for name in ("a", "b")]
+    monkeypatch.setitem(sys.modules, "ray", first := InlineRay())
+    with start_ray_runs(configs, CLUSTER) as runs:
+        assert first.calls == ["_divide", "get", "get", *["_run"] * 4]
+        for config in configs:
+            runs.wait(config)
+    monkeypatch.setitem(sys.modules, "ray", second := InlineRay())
+    with start_ray_runs(configs, CLUSTER) as runs:
+        runs.wait(configs[0])
+    assert second.calls == []
+
+
+ENDS = {
+    "the disk's": OSError("no space"),
+    "the GPU's": torch.OutOfMemoryError("memory"),
+    "the configuration's": ConfigError("simulate", ["an extension is not installed here"]),
+}
+
+
+@pytest.mark.parametrize("end", [*ENDS, "none, and no record"])
+def test_start_ray_runs_error_of_a_run_spares_others_and_frees_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    refused, config = config_for(tmp_path / "refused"), config_for(tmp_path / "out")
+    load = TaskConfig.load_beside_folder
+
+    def load_or_raise(task: TaskConfig) -> SimulationConfig:
+        if task.load().out == refused.out and end in ENDS:
+            raise ENDS[end]
+        return load(task)
+
+    def run(config: SimulationConfig, *arguments: Any) -> None:
+        if config.out != refused.out:
+            run_method(config, *arguments)
+
+    monkeypatch.setattr(TaskConfig, "load_beside_folder", load_or_raise)
+    monkeypatch.setattr(ray_runs, "run_method", run)
+    monkeypatch.setitem(sys.modules, "ray", InlineRay())
+    with start_ray_runs([refused, config], CLUSTER) as runs:
+        with pytest.raises(RayRunsFailed, match="seed 0, local"):
+            runs.wait(refused)
+        runs.wait(config)
+    assert not (refused.out / CLAIM).exists()
+    assert RunFolder(config).record(0, config.method).exists()
+
+
+def test_start_ray_runs_sigterm_ends_the_command_and_no_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", InlineRay())
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), start_ray_runs([config_for(tmp_path / "out")], CLUSTER):
+        run_or_fallback(lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: None, "a user's model")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_simulate_fresh_on_ray_beside_another_sweep_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", InlineRay())
+    words = arguments(tmp_path, "out", "--sweep", "dim=4,8", "--ray", CLUSTER)
+    assert CliRunner().invoke(main, words, catch_exceptions=False).exit_code == 0
+    out = tmp_path / "out"
+    before = sorted(out.rglob("*"))
+    with lock_folder(out, ".sweep.lock"):
+        refused = CliRunner().invoke(main, [*words, "--fresh"])
+    assert refused.exit_code == 1
+    assert "another process" in refused.output
+    assert sorted(out.rglob("*")) == before
 
 
 def test_start_ray_runs_lost_task_fails_in_rays_words(
@@ -272,7 +380,7 @@ def test_start_ray_runs_lost_task_fails_in_rays_words(
     config = config_for(tmp_path / "out")
     monkeypatch.setitem(sys.modules, "ray", InlineRay(lost=True))
     with (
-        start_ray_runs([config], "10.0.0.1:6379") as runs,
+        start_ray_runs([config], CLUSTER) as runs,
         pytest.raises(RayRunsFailed, match="its machine is lost"),
     ):
         runs.wait(config)
@@ -281,12 +389,18 @@ def test_start_ray_runs_lost_task_fails_in_rays_words(
 # Whole commands
 
 
+def arguments(folder: Path, name: str, *words: str) -> list[str]:
+    """Return the words of a command with results in ``folder/name``."""
+    file = folder / "s.toml"
+    file.write_text(FILE, encoding="utf-8")
+    return ["simulate", "--config", str(file), "--out", str(folder / name), *words]
+
+
 def simulate(
     folder: Path, name: str, *words: str, environment: Mapping[str, str] = os.environ
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in ``folder``, with results in ``folder/name``."""
-    (folder / "s.toml").write_text(FILE, encoding="utf-8")
-    command = [sys.executable, "-m", "protoseal", "simulate", "--config", "s.toml", "--out", name, *words]
+    """Run the command in a process, with results in ``folder/name``."""
+    command = [sys.executable, "-m", "protoseal", *arguments(folder, name, *words)]
     paths = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "proto")))}
     return subprocess.run(
         command, cwd=folder, env={**environment, **paths}, capture_output=True, text=True, check=False
@@ -308,31 +422,29 @@ def facts_in(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_simulate_on_ray_equals_simulate_without(tmp_path: Path) -> None:
-    """One of two combinations has no data: it fails in both, and spares the other one in both."""
-    words = (*NOTING, "--seeds", "0,1", "--method", "fedavg", "--sweep", "dataset=npz:missing.npz,digits")
-    here, ray = (
-        simulate(
-            tmp_path,
-            name,
-            *words,
-            *more,
-            environment={**os.environ, ray_model.NOTES: notes_in(tmp_path, name)},
-        )
-        for name, more in (("here", ()), ("ray", ("--ray",)))
-    )
-    assert (here.returncode, ray.returncode) == (1, 1), ray.stderr
-    assert "1 of 2 simulations failed" in here.stderr
-    assert "1 of 2 simulations failed" in ray.stderr
+def test_simulate_on_ray_equals_simulate_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Combinations without data fail in both, and spare the others. On Ray, SIGTERM ends the process of a run."""
+    sweeps = ("--sweep", "engine=tensors,sessions", "--sweep", "dataset=npz:missing.npz,digits")
+    words = (*NOTING, "--method", "fedavg", *sweeps)
+    notes = notes_in(tmp_path, "ray")
+    (Path(notes) / ray_model.TERMINATE).touch()
+    ray = simulate(tmp_path, "ray", *words, "--ray", environment={**os.environ, ray_model.NOTES: notes})
+    monkeypatch.setenv(ray_model.NOTES, notes_in(tmp_path, "here"))
+    here = CliRunner().invoke(main, arguments(tmp_path, "here", *words))
+    assert (here.exit_code, ray.returncode) == (1, 1), ray.stderr
+    assert "2 of 4 simulations failed" in here.output
+    assert "2 of 4 simulations failed" in ray.stderr
+    assert not (tmp_path / "notes-ray" / ray_model.TERMINATE).exists()
     for name in (CSV, JSON):
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
     models = sorted(
         path.relative_to(tmp_path / "here") for path in (tmp_path / "here").rglob("*.safetensors")
     )
-    assert len(models) == 2 * 4 * 2  # fedavg's: seeds, sites, models and prototypes
+    assert len(models) == 2 * 4 * 2  # engines, sites, models and prototypes
     for path in models:
         assert (tmp_path / "here" / path).read_bytes() == (tmp_path / "ray" / path).read_bytes()
-    assert {fact["threads"] for fact in facts_in(tmp_path, "ray")} == {torch.get_num_threads()}
+    given = {(fact["threads"], fact["statistics"]) for fact in facts_in(tmp_path, "ray")}
+    assert given == {(torch.get_num_threads(), "0")}
     for fact in facts_in(tmp_path, "ray"):
         assert fact["listening"]
         assert set(fact["listening"]) <= {"127.0.0.1", "::ffff:127.0.0.1"}

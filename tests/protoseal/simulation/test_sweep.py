@@ -19,7 +19,14 @@ from protoseal.reports.sweep_table import CSV, JSON, SweepResult
 from protoseal.simulation import experiment
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import EndedRun, Watcher, simulate
-from protoseal.simulation.sweep import SweepFailed, SweepPoint, SweepStopped, load_sweep, run_sweep
+from protoseal.simulation.sweep import (
+    SweepFailed,
+    SweepPoint,
+    SweepStopped,
+    load_sweep,
+    open_sweep,
+    run_sweep,
+)
 from secure_client.errors import DataError
 from tests.support.simulations import DIGITS
 
@@ -30,10 +37,10 @@ rounds = 1
 RATES = ("training.lr=0.02,0.1",)
 
 
-def points_of(folder: Path, *sweeps: str, **flags: Any) -> list[SweepPoint]:
+def points_of(folder: Path, *sweeps: str, settings: tuple[str, ...] = (), **flags: Any) -> list[SweepPoint]:
     file = folder / "sweep.toml"
     file.write_text(FILE, encoding="utf-8")
-    return load_sweep(file, {"out": str(folder / "out"), **flags}, (), sweeps)
+    return load_sweep(file, {"out": str(folder / "out"), **flags}, settings, sweeps)
 
 
 # Combinations
@@ -66,16 +73,19 @@ def test_load_sweep_without_settings_is_one_simulation(tmp_path: Path) -> None:
         ("=0.1",),
         ("training.lr=[]",),
         ("training.lr=[0.1",),
+        ("training.lr=[1979-05-27]",),
         ("training.lr=0.1", "training.lr=0.2"),
         ("training.lr=0.1,0.10",),  # the same configuration twice
         ("workers=1,2",),  # changes no run
+        ("pretrained=a,b",),
+        ("dim=8,16",),  # is set as well
         ("method=local,pfpl",),  # has a flag as well
         ("training.no_such_key=1",),
     ],
 )
 def test_load_sweep_unusable_values_are_refused(tmp_path: Path, sweeps: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError):
-        points_of(tmp_path, *sweeps, method="local")
+        points_of(tmp_path, *sweeps, settings=("dim=8",), method="local")
 
 
 def test_load_sweep_setting_that_changes_no_run_is_named(tmp_path: Path) -> None:
@@ -193,27 +203,12 @@ def test_run_sweep_stops_where_all_would_fail(tmp_path: Path) -> None:
     assert len(seen) == 1
 
 
-def test_run_sweep_that_runs_again_is_not_complete(swept: tuple[Path, SweepResult], tmp_path: Path) -> None:
+def test_open_sweep_that_runs_again_is_not_complete(swept: tuple[Path, SweepResult], tmp_path: Path) -> None:
     shutil.copytree(swept[0] / "out", tmp_path / "out")
 
-    def read_table(config: SimulationConfig) -> RunResult:
+    with open_sweep(tmp_path / "out"):
         table = SweepResult.model_validate_json((tmp_path / "out" / JSON).read_bytes())
-        assert table == swept[1].model_copy(update={"complete": False})
-        raise SweepStopped(config.out.name)
-
-    with pytest.raises(SweepStopped):
-        run_sweep(points_of(tmp_path, *RATES, seeds=(0, 1)), read_table)
-
-
-def test_run_sweep_beside_another_process_is_refused(tmp_path: Path) -> None:
-    points = points_of(tmp_path, *RATES)
-
-    def start_another(_: SimulationConfig) -> RunResult:
-        run_sweep(points, simulate)
-        raise AssertionError("the other sweep ran")
-
-    with pytest.raises(SweepFailed, match="another process"):
-        run_sweep(points, start_another)
+    assert table == swept[1].model_copy(update={"complete": False})
 
 
 def test_simulate_command_sweeps_from_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
