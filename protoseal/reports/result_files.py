@@ -134,8 +134,8 @@ class RunResult(Record):
     rounds: tuple[RoundFigures, ...]
     mean_accuracy: Share | None
     config: dict[str, Any]
-    """The agreement; a simulation adds `engine`, `precision` and `schedule`, each unless it is the default (`engine` is
-    absent where `auto` chose it)."""
+    """The agreement; a simulation adds `engine`, `precision` and `schedule`, each unless the default was asked for.
+    Without `engine`, `auto` chose tensors under `plain` without `[privacy]`, else sessions."""
     classes: tuple[str, ...] = ()
     withheld: tuple[str, ...] = ()
     """Classes that too few sites hold, in the last round, or ``best_round``."""

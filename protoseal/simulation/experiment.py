@@ -23,7 +23,7 @@ from protoseal.simulation.batched.precision import Precision, allow_tf32
 from protoseal.simulation.batched.training import Batching
 from protoseal.simulation.config import ScheduleSection, SimulationConfig
 from protoseal.simulation.local_federation import LocalFederation, RunOutcome
-from protoseal.simulation.run_folder import COMPARED, RunFolder, SavedRun
+from protoseal.simulation.run_folder import COMPARED, RUN_ERRORS, RunFolder, SavedRun
 from protoseal.simulation.site_datasets import DividedData, divide
 from protoseal.simulation.site_pool import SiteTesting, SiteTraining
 from protoseal.simulation.tensors.federation import TensorFederation
@@ -95,19 +95,13 @@ class Watcher:
         """Handle results that were written."""
 
 
-def simulate(
-    config: SimulationConfig,
-    watcher: Watcher | None = None,
-    *,
-    fresh: bool = False,
-    seeds_at_once: int | None = None,
-) -> RunResult:
+def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh: bool = False) -> RunResult:
     """Run a simulation, writing ``result.json`` and ``sites/NAME/`` to ``config.out``.
 
     Each further method of ``compare`` that is no control writes the same files to ``compared/METHOD``. With several
     seeds, each seed has a folder ``seed-N`` of that form, and the top result has the sites and rounds of the first seed
-    with means, spreads and paired differences over all. The runs of one method go in lockstep for ``seeds_at_once``
-    seeds, by default as many as :attr:`SeedRuns.seeds_at_once` says.
+    with means, spreads and paired differences over all. The runs of one method go in lockstep for
+    :attr:`SeedRuns.seeds_at_once` seeds.
 
     An interrupted or killed simulation resumes: completed runs are read, and the unfinished run resumes, by sessions in
     its last round, on tensors after its last checkpoint. The results are the same, bit for bit on a CPU, except by
@@ -122,7 +116,7 @@ def simulate(
         results: dict[int, RunResult] = {}
         while waiting := config.seeds[len(results) :]:
             seeds = [SeedRuns(config, waiting[0], folder, executor, watcher)]
-            others = waiting[1 : seeds_at_once or seeds[0].seeds_at_once]
+            others = waiting[1 : seeds[0].seeds_at_once]
             seeds += [SeedRuns(config, seed, folder, executor, watcher) for seed in others]
             results |= zip(waiting, _run_seeds(config.methods, seeds), strict=False)
             del seeds  # before the next seed's data are read
@@ -164,8 +158,11 @@ def run_method(
         _run_method(method, [SeedRuns(config, seed, folder, executor, watcher, divided)])
 
 
-def _run_seeds(methods: Sequence[Method], seeds: Sequence[SeedRuns]) -> list[RunResult]:
-    """Run methods for some seeds, one method after the other, and return each seed's result."""
+def _run_seeds(methods: Sequence[Method], seeds: list[SeedRuns]) -> list[RunResult]:
+    """Run methods for some seeds, one method after the other, and return each seed's result.
+
+    A seed that is refused, and those after it, are removed from ``seeds``, unless it is the first.
+    """
     for method in methods:
         _run_method(method, seeds)
         results = [runs.publish(method) for runs in seeds]
@@ -175,23 +172,30 @@ def _run_seeds(methods: Sequence[Method], seeds: Sequence[SeedRuns]) -> list[Run
     return results
 
 
-def _run_method(method: Method, seeds: Sequence[SeedRuns]) -> None:
-    """Run a method for some seeds, or resume its runs, and write their records."""
+def _run_method(method: Method, seeds: list[SeedRuns]) -> None:
+    """Run a method for some seeds, or resume its runs, and write their records; remove seeds as :func:`_run_seeds`."""
     with ExitStack() as stack:
         for runs in seeds:
             stack.enter_context(runs.claim(method))
-        seeds = [runs for runs in seeds if method not in runs.ended_runs]
-        if not seeds:
+        federations: list[tuple[SeedRuns, TensorFederation | LocalFederation]] = []
+        for runs in [runs for runs in seeds if method not in runs.ended_runs]:
+            try:
+                federation = runs.open(method)
+            except RUN_ERRORS:
+                if runs is seeds[0]:
+                    raise
+                # The seeds before it run; then it is the first, and the error is raised.
+                del seeds[seeds.index(runs) :]
+                break
+            stack.enter_context(federation)
+            federations.append((runs, federation))
+        if not federations:
             return
-        training = seeds[0].training
+        training = federations[0][0].training
         stack.enter_context(allow_tf32(training.precision))
-        federations: list[TensorFederation | LocalFederation] = []
-        for runs in seeds:
-            federations.append(runs.open(method))
-            stack.enter_context(federations[-1])
-        on_tensors = [run.rounds() for run in federations if isinstance(run, TensorFederation)]
+        on_tensors = [run.rounds() for _, run in federations if isinstance(run, TensorFederation)]
         run_in_lockstep(on_tensors, training)
-        for runs, federation in zip(seeds, federations, strict=True):
+        for runs, federation in federations:
             if isinstance(federation, LocalFederation):
                 federation.run()
             runs.save(method, federation)
@@ -477,8 +481,8 @@ class SeedRuns:
         )
         # The agreement, which makes up the rest of the result's configuration, has none of these.
         config = dict(result.config)
-        if self._config.engine == "sessions" and not self._runs_on_tensors(run.method):
-            config["engine"] = "sessions"
+        if self._config.engine != "auto":
+            config["engine"] = "tensors" if self._runs_on_tensors(run.method) else "sessions"
         if self._config.precision != "float32":
             config["precision"] = self._config.precision
         if self._config.schedule != ScheduleSection():

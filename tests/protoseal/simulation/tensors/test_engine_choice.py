@@ -45,8 +45,12 @@ def test_load_simulation_tensors_that_cannot_serve_are_refused(settings: tuple[s
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [("", {}), ('engine = "sessions"\nprecision = "tf32"\n', {"engine": "sessions", "precision": "tf32"})],
-    ids=["default", "other"],
+    [
+        ("", {}),
+        ('engine = "tensors"\n', {"engine": "tensors"}),
+        ('engine = "sessions"\nprecision = "tf32"\n', {"engine": "sessions", "precision": "tf32"}),
+    ],
+    ids=["default", "tensors", "sessions"],
 )
 def test_simulate_result_names_engine_and_precision_unless_default(
     tmp_path: Path, settings: str, named: dict[str, str]

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from agreement import Method
 from protoseal.commands.simulation_progress import Bars
+from protoseal.reports.result_files import read_result
 from protoseal.simulation import experiment
 from protoseal.simulation.batched import training as batched
 from protoseal.simulation.batched.training import Batching
@@ -26,6 +27,7 @@ from protoseal.simulation.tensors.federation import TensorFederation
 from protoseal.simulation.tensors.lockstep import run_in_lockstep, runs_at_once
 from secure_client.checkpoints.predictor import Predictor
 from secure_client.data import SiteData
+from secure_client.errors import DataError
 from tests.protoseal.simulation.tensors.engines import (
     Run,
     check_equal,
@@ -105,7 +107,8 @@ def test_seeds_in_lockstep_equal_seeds_one_after_the_other(
     sizes: list[int] = []
     with monkeypatch.context() as patch:
         patch.setattr("protoseal.simulation.site_pool.run_together", count_jobs(sizes))
-        results = simulate(config_for(tmp_path / "together"), ends := Ends(), seeds_at_once=len(SEEDS))
+        patch.setattr(SeedRuns, "seeds_at_once", len(SEEDS))
+        results = simulate(config_for(tmp_path / "together"), ends := Ends())
     assert results.complete
     assert max(sizes) == SITES * len(SEEDS)
     assert "failed, and " not in caplog.text
@@ -115,15 +118,37 @@ def test_seeds_in_lockstep_equal_seeds_one_after_the_other(
     check_same(tmp_path / "together", tmp_path / "alone")
 
     out = tmp_path / "killed"
+    monkeypatch.setattr(SeedRuns, "seeds_at_once", len(SEEDS))
     for owner, name, count in ((Checkpoints, "save", 2), (Predictor, "save", SITES + 2)):
         with monkeypatch.context() as patch:
             patch.setattr(Checkpoints, "is_due", True)
             fail_at(patch, owner, name, count, after=True)
             with pytest.raises(Killed):
-                simulate(config_for(out), seeds_at_once=len(SEEDS))
-    simulate(config_for(out), ends := Ends(), seeds_at_once=len(SEEDS))
+                simulate(config_for(out))
+    simulate(config_for(out), ends := Ends())
     assert [(ended.seed, ended.method) for ended in ends.ended if not ended.anew] == [(0, METHODS[0])]
     check_same(out, tmp_path / "alone")
+
+
+def test_refused_seed_in_lockstep_spares_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = experiment.load_scene
+
+    def load_but_last(config: SimulationConfig, seed: int, *arguments: Any) -> experiment.Scene:
+        if seed == SEEDS[-1]:
+            raise DataError("too few samples")
+        return load(config, seed, *arguments)
+
+    monkeypatch.setattr(experiment, "load_scene", load_but_last)
+    monkeypatch.setattr(SeedRuns, "seeds_at_once", len(SEEDS))
+    config = config_for(tmp_path / "out", compare=("local",), early_stopping=None)
+    with pytest.raises(DataError):
+        simulate(config)
+    folder = RunFolder(config)
+    records = {seed: [folder.record(seed, method).exists() for method in config.methods] for seed in SEEDS}
+    assert records == {0: [True, True], 1: [True, True], 2: [False, False]}
+    assert [figures.seed for figures in read_result(config.out).seeds] == [0, 1]
 
 
 def count_jobs(sizes: list[int]) -> Callable[..., Any]:
