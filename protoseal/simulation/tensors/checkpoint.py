@@ -8,6 +8,7 @@ several runs in lockstep writes its own.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from protoseal.simulation.tensors.exchanges import Exchange, SumExchange
 from protoseal.simulation.tensors.sites import Received, SiteState, TensorSite
 from protoseal_files import durable_files
 
+_log = logging.getLogger(__name__)
 FILE, _TEXT = "checkpoint.safetensors", "json"
 _LEAST_SECONDS, _TIMES = 10.0, 30
 """Fewest seconds between two checkpoints, and as a multiple of the time that the last one took."""
@@ -40,6 +42,7 @@ class Checkpoints:
         self._sites = sites
         self._exchange = exchange
         self._log = log
+        self._origin = {"device": sites[0].learner.device.type, "torch": str(torch.__version__)}
         self._saved_at = time.monotonic()
         self._wait = _LEAST_SECONDS
 
@@ -53,6 +56,8 @@ class Checkpoints:
         start = time.monotonic()
         writer = _Writer()
         text = {
+            "schema": 1,
+            "origin": self._origin,
             "round": round_number,
             "sites": [writer.put_site(site.state()) for site in self._sites],
             "best": [writer.put_site(site.best) for site in self._sites if site.best is not None],
@@ -66,11 +71,16 @@ class Checkpoints:
         self._wait = max(_LEAST_SECONDS, _TIMES * (self._saved_at - start))
 
     def restore(self) -> int:
-        """Restore the last checkpoint, and return its round; 0 if there is none."""
+        """Restore the last checkpoint, and return its round; 0 if there is none.
+
+        Log a warning if it is of another kind of device or another torch, which round differently.
+        """
         if not self._path.exists():
             return 0
         with safetensors.safe_open(self._path, "pt") as file:
             text = json.loads(file.metadata()[_TEXT])
+            if (origin := text.get("origin")) != self._origin:
+                _log.warning("%s is of %s, and the run resumes on %s", self._path, origin, self._origin)
             reader = _Reader({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 (no mapping)
         for site, stored in zip(self._sites, text["sites"], strict=True):
             site.restore(reader.site(stored))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from protoseal.reports.result_files import read_result
 from protoseal.simulation.config import SimulationConfig
@@ -72,16 +73,24 @@ POINTS = {
 
 @pytest.mark.parametrize("point", full_but(POINTS, "a checkpoint is written"))
 def test_simulate_tensors_killed_anywhere_resumes_to_same_files(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    point: str,
 ) -> None:
+    """A resumed run that was begun with another torch says so."""
     out = tmp_path / "out"
     owner, name, count = POINTS[point]
     monkeypatch.setattr(Checkpoints, "is_due", True)
     with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "0.0")
         fail_at(patch, owner, name, count, after=True)
         with pytest.raises(Killed):
             simulate(config_for(out))
+    assert "0.0" not in caplog.text
     simulate(config_for(out))
+    assert "'torch': '0.0'" in caplog.text
     check_same(out, undisturbed)
 
 
