@@ -30,16 +30,8 @@ SUITE_NAMES = (
     "poisoning",
 )
 """Suites of :mod:`protoseal.attacks.grid`, which ``--help`` need not import."""
-_WITHOUT_MEANING = {
-    "compare",
-    "early_stopping",
-    "tensorboard",
-    "fresh",
-    "as_json",
-    "evaluate_every",
-    "per_class",
-    *("sweeps", "address", "cpus_per_run", "gpus_per_run"),
-}
+_WITHOUT_MEANING = {"compare", "engine", "early_stopping", "tensorboard", "evaluate_every", "per_class"}
+_WITHOUT_MEANING |= {"fresh", "as_json", "sweeps", "address", "cpus_per_run", "gpus_per_run"}
 """Options of ``simulate`` that ``attack`` does not have."""
 
 

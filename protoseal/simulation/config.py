@@ -43,7 +43,7 @@ PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 
 class ScheduleSection(Section):
-    """Participation and training schedules, under `plain` and with the engine for tensors only.
+    """Participation and training schedules, on the tensor engine only.
 
     In each round a share of the sites, drawn at random, takes part: these sites train, send, and count for
     `min_holders`. A result that all sites of a group have in common, such as an averaged model, reaches the other sites
@@ -69,9 +69,9 @@ class SimulationConfig(RunSettings):
 
     A seed makes the split, the initial model and the order of batches. ``compare`` names further methods and controls
     that run on the same data with the same budget. ``classes`` and ``preprocessing`` default to the data set's;
-    ``min_sites`` defaults to ``min_holders``, at least 2. The sizes in ``[averaging]`` follow from the model. Of the
-    data's own test part at most ``tests`` samples of each class and domain are used. ``pretrained`` is the file whose
-    SHA-256 is in ``[training]``.
+    ``min_sites`` defaults to ``min_holders``, at least 2. The sizes in ``[averaging]`` follow from the model.
+    ``tests`` is the most samples of each class and domain that are used of the data's own test part. ``pretrained`` is
+    the file whose SHA-256 is in ``[training]``.
     """
 
     method: KnownMethod = Method.PFPL
@@ -100,12 +100,13 @@ class SimulationConfig(RunSettings):
     models: tuple[ModelSpec, ...] = ()
     """Models of the sites, in turn, for methods that average none."""
     engine: Literal["auto", "tensors", "sessions"] = "auto"
-    """Simulate with tensors, or with the sessions and the coordinator of a deployment; `auto`: tensors where they
-    serve, under `plain` without `[privacy]`."""
+    """`tensors` computes all sites together in the clear, `sessions` runs the code of a deployment; `auto`: tensors
+    under `plain` without `[privacy]`."""
     batched: Literal["auto", "always", "never"] = "auto"
-    """Train all sites in one batch."""
+    """Train sites of one architecture in one program: `auto` where it pays, `always` where it can, or `never`."""
     precision: Literal["float32", "tf32", "bf16"] = "float32"
-    """Precision of convolutions and products in training."""
+    """Precision of convolutions and products: `tf32` rounds operands to 10 bits on NVIDIA GPUs, also in tests; `bf16`
+    to 7 bits, in training alone."""
     evaluate_every: Count = 1
     """Test after every so many rounds, and after the last."""
     per_class: bool = False
@@ -123,7 +124,7 @@ class SimulationConfig(RunSettings):
     out: LocalPath = Path("runs/simulation")
     """Folder for results."""
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Processes for ciphertexts; 0 uses every core."""
+    """Processes for ciphertexts; 0 uses every core, with `--ray` a run's CPUs."""
     classes: tuple[str, ...] | None = None
     """Names of the classes; the data set's unless given."""
     class_names: dict[str, str] = Field(default_factory=dict)
@@ -222,7 +223,7 @@ class SimulationConfig(RunSettings):
         # A coordinator that chose the participants could choose two cohorts that differ in one site, and subtract.
         if not self.uses_tensors:
             raise ValueError(
-                "[schedule] is for simulations with tensors, and does not go with "
+                "[schedule] is for the tensor engine, and does not go with "
                 f"{self._needs_sessions or 'engine = sessions'}: leave one of the two out"
             )
         if self.schedule.participation < 1 and self.training.frozen_extractor:

@@ -83,14 +83,6 @@ class RunLog(DatabaseOwner):
         rows = self._db.execute("SELECT json FROM site_rounds WHERE site = ? ORDER BY round", (site,))
         return tuple(SiteRound.model_validate_json(text) for (text,) in rows)
 
-    def site_round(self, site: str, round_number: int) -> SiteRound:
-        """Return one round of a site; raise ``KeyError`` for a round that the site has not reported."""
-        query = "SELECT json FROM site_rounds WHERE site = ? AND round = ?"
-        row = self._db.execute(query, (site, round_number)).fetchone()
-        if row is None:
-            raise KeyError((site, round_number))
-        return SiteRound.model_validate_json(row[0])
-
     def reporting_sites(self, round_number: int) -> set[str]:
         """Return the sites that reported a round."""
         rows = self._db.execute("SELECT site FROM site_rounds WHERE round = ?", (round_number,))
