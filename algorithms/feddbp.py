@@ -99,7 +99,7 @@ def fisher_scores(
 
 
 def _log_gradients(features: Tensor, labels: Tensor, classifier: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return ∂ log p(y_b|x_b)/∂z_b, float64 (B, d).
+    """Return ∂ log p(y_b|x_b)/∂z_b, float64 (B, d) on the CPU, since not every device has float64.
 
     The softmax runs in float64: for a nearly certain sample float32 would round 1 − p to 0, and with it a class's part
     of the gradient.
@@ -107,9 +107,9 @@ def _log_gradients(features: Tensor, labels: Tensor, classifier: Callable[[Tenso
     with torch.enable_grad():
         leaf = features.detach().requires_grad_()
         # Row b of the sum's gradient is sample b's own, since no other term depends on it.
-        total = -functional.cross_entropy(classifier(leaf).double(), labels, reduction="sum")
+        total = -functional.cross_entropy(classifier(leaf).cpu().double(), labels.cpu(), reduction="sum")
         (gradients,) = torch.autograd.grad(total, leaf)
-    return gradients.double()
+    return gradients.cpu().double()
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def decision_contrast(
     distances = torch.cdist(units(features), units(rows), compute_mode="donot_use_mm_for_euclid_dist")
     own_class = labels.unsqueeze(1) == classes
     own_distances = torch.where(own_class, distances, 0.0).sum(dim=1)
-    chosen = targets.present[labels]
+    chosen = targets.present.index_select(0, labels)
     others = targets.present & ~own_class
     scores = torch.where(others | own_class, -distances / temperature, -torch.inf)
     if hard:

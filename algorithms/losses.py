@@ -7,6 +7,7 @@ a prototype, and 0 if there is no such sample.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple, Self
 
 import torch
@@ -54,8 +55,9 @@ def mean_square(features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
     Features are (B, d), labels (B,). The mean, not the sum, over channels keeps the term's scale independent of d.
     """
     # where() in place of a product: rows of absent classes may be NaN, and 0 · NaN is NaN.
-    chosen = targets.present[labels].unsqueeze(1)
-    differences = torch.where(chosen, features - targets.rows[labels], 0.0)
+    # Not rows[labels]: stacked, some versions of torch would then read numbers of the host, which no CUDA graph can.
+    chosen = targets.present.index_select(0, labels).unsqueeze(1)
+    differences = torch.where(chosen, features - targets.rows.index_select(0, labels), 0.0)
     return differences.square().sum() / (chosen.sum() * features.shape[1]).clamp(min=1)
 
 
@@ -129,12 +131,14 @@ def contrast(similar: Tensor, same: Tensor, weights: Tensor, temperature: float)
 def sum_largest(values: Tensor, same: Tensor, share: float) -> Tensor:
     """Sum the ⌈φ·|G^y|⌉ largest values of each sample's own clusters, (B,); 0 for a sample without a cluster.
 
-    ``values`` and ``same`` are (B, G), ``share`` is φ in (0, 1]. φ·|G^y| within 1e-9 of a whole number counts as whole.
+    ``values`` and ``same`` are (B, G), ``share`` is φ in (0, 1], taken as the nearest fraction with a denominator of at
+    most 10⁹.
     """
     # Sorted whole: topk takes one number for all samples, and every class has its own number of clusters.
     ranked = torch.where(same, values, -torch.inf).sort(dim=1, descending=True).values
-    # In floating point 0.28 · 25 is above 7, and its ceiling would be 8.
-    taken = torch.ceil(same.sum(dim=1, dtype=torch.float64) * share - 1e-9)
+    # In whole numbers: in floating point 0.28 · 25 is above 7, and its ceiling would be 8.
+    part = Fraction(share).limit_denominator(10**9)
+    taken = (same.sum(dim=1) * part.numerator + part.denominator - 1) // part.denominator
     ranks = torch.arange(values.shape[1], device=values.device)
     return torch.where(ranks < taken.unsqueeze(1), ranked, 0.0).sum(dim=1)
 

@@ -127,7 +127,7 @@ class FedplvmLoss:
         same = same_class(labels, clusters)
         contra = contrast(similar, same, torch.ones_like(clusters.weights), self.temperature)
         centres = class_centres(clusters, outputs.logits.shape[1]).rows
-        cosines = (units(outputs.features) * units(centres[labels])).sum(dim=1)
+        cosines = (units(outputs.features) * units(centres.index_select(0, labels))).sum(dim=1)
         corr = mean_over(2.0 * (1.0 - cosines).square(), same.any(dim=1))
         aligned = self.weight * (contra + corr)
         return Terms(classification + aligned, classification, aligned)
