@@ -26,8 +26,7 @@ from benchmarks.gpu.equality import raise_logged_errors
 from benchmarks.gpu.limits import Batches, check_limits, limits_on
 from benchmarks.workloads import Workload, train_plainly
 from protoseal.simulation.batched.flat_models import FlatModels
-from protoseal.simulation.batched.precision import Precision, allow_tf32
-from protoseal.simulation.batched.training import Batching, KeptPrograms, run_together
+from protoseal.simulation.batched.training import Batching, KeptPrograms, Precision, allow_tf32, run_together
 from protoseal.simulation.config import load_simulation
 from protoseal.simulation.experiment import CompletedRound, Watcher, simulate
 from secure_client.training.job import Job

@@ -19,15 +19,14 @@ from crypto.protection import Pool
 from protoseal.reports.result_files import RunResult, write_result
 from protoseal.reports.run_results import over_seeds, run_result
 from protoseal.reports.split_report import write_split
-from protoseal.simulation.batched.precision import Precision, allow_tf32
-from protoseal.simulation.batched.training import Batching
+from protoseal.simulation.batched.training import Batching, Precision, allow_tf32, runs_at_once
 from protoseal.simulation.config import ScheduleSection, SimulationConfig
 from protoseal.simulation.local_federation import LocalFederation, RunOutcome
 from protoseal.simulation.run_folder import COMPARED, RUN_ERRORS, RunFolder, SavedRun
 from protoseal.simulation.site_datasets import DividedData, divide
 from protoseal.simulation.site_pool import SiteTesting, SiteTraining
 from protoseal.simulation.tensors.federation import TensorFederation
-from protoseal.simulation.tensors.lockstep import run_in_lockstep, runs_at_once
+from protoseal.simulation.tensors.lockstep import run_in_lockstep
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.output.site_log import SiteRound
@@ -311,7 +310,7 @@ class SeedRuns:
         """Number of seeds, this one first, for which the runs of a method go in lockstep.
 
         It is 1 unless the tensor engine trains sites as one program on another device than a CPU. See
-        :func:`protoseal.simulation.tensors.lockstep.runs_at_once` for that device's limits.
+        :func:`protoseal.simulation.batched.training.runs_at_once` for that device's limits.
         """
         config = self._config
         stacks = config.uses_tensors and config.batched != "never"

@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 
 from agreement import Agreement, Method
 from protoseal.reports.run_results import mean
-from protoseal.simulation.batched.precision import Precision
-from protoseal.simulation.batched.training import Batching, KeptPrograms, run_alone, run_together
+from protoseal.simulation.batched.training import Batching, KeptPrograms, Precision, run_alone, run_together
 from protoseal.simulation.config import ScheduleSection
 from protoseal.simulation.run_log import RunLog
 from secure_client.checkpoints.checkpointed_learner import RunJob
@@ -39,7 +38,7 @@ class SiteTraining:
 
     With ``models``, the site at position i in the order of names has the i-th model (cyclically) instead of the
     agreement's; ``pretrained`` then applies to sites with the agreement's model. The sites' logs keep ``class_names``.
-    ``schedule`` is for the tensor engine.
+    ``schedule`` is for the engine on tensors.
     """
 
     device: str = "cpu"

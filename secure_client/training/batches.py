@@ -18,6 +18,13 @@ _PARTS = 4
 """Parts of a failing batch: quarters find one record in as many computations as halves, and several in fewer."""
 
 
+def copy_to(device: torch.device, values: Tensor) -> Tensor:
+    """Return a CPU's values on the device; a GPU's earlier operations need not have ended."""
+    if device.type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
+
+
 class BatchSource(Protocol):
     """Samples by index, in batches, on the device that trains."""
 
@@ -49,7 +56,7 @@ class TensorSource:
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
         """Yield (inputs, int64 labels) for each group of indices, in the given order."""
         for group in groups:
-            chosen = torch.tensor(group, device=self._labels.device)
+            chosen = copy_to(self._labels.device, torch.tensor(group, dtype=torch.int64))
             yield self._inputs[chosen], self._labels[chosen]
 
 

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from secure_client.training.batches import TensorSource, count_batches
+from secure_client.training.batches import TensorSource, copy_to, count_batches
 from secure_client.training.job import Job, has_batch_norm
 
 BLOCK_BYTES = 2**25
@@ -17,8 +17,8 @@ BLOCK_BYTES = 2**25
 
 
 @dataclass(frozen=True)
-class Step:
-    """A batch (S′, B, …) of each of the ``sites``; of the k-th one the first ``lengths[k]`` samples count.
+class StackedBatch:
+    """Inputs (S′, B, …) and int64 labels (S′, B) of the ``sites``; the first ``lengths[k]`` samples of the k-th count.
 
     With padding, there are further rows for the sites that follow the last one.
     """
@@ -39,7 +39,7 @@ class Feed:
 
     An epoch has first the full batches, of all sites that have another at a time. Then each site's last batch follows:
     if ``padded`` in one step of all sites, padded to the longest, else those of equal length in one step. Batch
-    normalisation would read the padding.
+    normalisation would read the padding. Limit: several sites' data are copied, to lie side by side.
     """
 
     def __init__(self, jobs: Sequence[Job], *, padded: bool) -> None:
@@ -47,10 +47,12 @@ class Feed:
         self._size = jobs[0].schedule.batch_size
         self._augmentation = jobs[0].augmentation
         self._padded = padded
-        # One step of all sites needs a last batch of each, which may be a full one.
-        self._full = [full - (self._padded and not rest) for full, rest in counts]
-        self._ends = [rest or self._padded * self._size for _, rest in counts]
         self.batches = [full + bool(rest) for full, rest in counts]
+        if padded:  # one step of all sites needs a last batch of each, which may be a full one
+            counts = [(full, rest) if rest else (full - 1, self._size) for full, rest in counts]
+        self._full = [full for full, _ in counts]
+        self.ends = tuple(rest for _, rest in counts)
+        """Number of samples of each site's last batch, 0 without one."""
         data = [cast("TensorSource", job.source).tensors for job in jobs]
         self._inputs, self._labels = (
             parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*data, strict=True)
@@ -66,14 +68,14 @@ class Feed:
         generators: Sequence[torch.Generator],
         pad: Callable[[int], int] = lambda sites: sites,
         augmenting: Sequence[torch.Generator] = (),
-    ) -> Iterator[Step]:
+    ) -> Iterator[StackedBatch]:
         """Yield an epoch's steps; one of the first n sites has rows for the first ``pad(n)`` ones.
 
         Orders come from the sites' ``generators``, and the draws of the augmentation, if any, from ``augmenting``.
         """
-        steps, size, longest = self._full[0], self._size, max(self._ends)
+        steps, size, longest = self._full[0], self._size, max(self.ends)
         # Where a site has no sample, its first one is read.
-        width = 1 if self._augmentation is None else 4  # a sample's index, and its draws
+        width = 1 if self._augmentation is None else 4
         starts = torch.zeros(len(self._orders), 1, width, dtype=torch.int64)
         starts[:, 0, 0] = torch.tensor([start for _, start in self._orders])
         full, last = starts.repeat(steps, 1, size, 1), starts.repeat(1, longest, 1)
@@ -83,34 +85,34 @@ class Feed:
                 order = torch.cat([order, self._augmentation.draw(count, augmenting[site])], dim=1)
             split = self._full[site] * size
             full[: self._full[site], site] = order[:split].view(-1, size, width)
-            last[site, : self._ends[site]] = order[split:]
-        index = torch.cat([full.flatten(), last.flatten()])  # the epoch's only copy to the device
-        if self._inputs.device.type == "cuda":
-            index = index.pin_memory()  # so that the copy does not wait for the steps before it
-        index = index.to(self._inputs.device, non_blocking=True)
+            last[site, : self.ends[site]] = order[split:]
+        index = copy_to(self._inputs.device, torch.cat([full.flatten(), last.flatten()]))
         full, last = index[: full.numel()].view_as(full), index[full.numel() :].view_as(last)
         for start in range(0, steps, self._block):
             numbers = range(start, min(start + self._block, steps))
             active = [sum(count > number for count in self._full) for number in numbers]
             inputs, labels = self._gather(full[start : start + len(active), : pad(active[0])])
             for at, sites in enumerate(active):
-                rows = pad(sites)
-                yield Step(range(sites), inputs[at, :rows], labels[at, :rows], (size,) * sites)
+                wide = pad(sites)
+                yield StackedBatch(range(sites), inputs[at, :wide], labels[at, :wide], (size,) * sites)
+        by_site = last.unbind()
         for chosen in self._last_steps():
-            lengths = tuple(self._ends[site] for site in chosen)
-            yield Step(chosen, *self._gather(last[list(chosen), : max(lengths)]), lengths)
+            lengths = tuple(self.ends[site] for site in chosen)
+            # A list of indices would be copied to a GPU, which would first have to end its earlier steps.
+            rows = torch.stack([by_site[site] for site in chosen])
+            yield StackedBatch(chosen, *self._gather(rows[:, : max(lengths)]), lengths)
 
     def _last_steps(self) -> list[Sequence[int]]:
         """Return the sites that share a step of last batches."""
         if self._padded:
-            return [range(len(self._ends))]
+            return [range(len(self.ends))]
         alike: dict[int, list[int]] = {}
-        for site, length in enumerate(self._ends):
-            alike.setdefault(length, []).append(site)
-        groups = [group for length, group in alike.items() if length]
+        for site, length in enumerate(self.ends):
+            if length:
+                alike.setdefault(length, []).append(site)
         return [
             range(group[0], group[-1] + 1) if group[-1] - group[0] < len(group) else tuple(group)
-            for group in groups
+            for group in alike.values()
         ]
 
     def _gather(self, index: Tensor) -> tuple[Tensor, Tensor]:

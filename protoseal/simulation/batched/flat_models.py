@@ -13,6 +13,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from secure_client.training.batches import copy_to
+
 
 class CannotStack(Exception):
     """The network has a layer or an operation that is not known to work on stacked sites."""
@@ -125,7 +127,7 @@ class FlatModels:
             ):
                 return None
             rows.append(row)
-        return bound, torch.tensor(rows, device=bound.values.device)
+        return bound, copy_to(bound.values.device, torch.tensor(rows))
 
     @property
     def parts(self) -> tuple[tuple[Mapping[str, Place], Tensor], ...]:

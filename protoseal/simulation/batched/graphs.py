@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+
+from protoseal.simulation.batched.feed import StackedBatch
 
 _log = logging.getLogger("protoseal.simulation")
 WARM_STEPS = 2
-"""Steps that are taken before one is captured, as libraries set themselves up in the first."""
-StepFunction = Callable[[Sequence[int], Tensor, Tensor, tuple[int, ...]], None]
-"""Step of some sites, with inputs and labels, and the number of samples that count at each site."""
+"""Steps of a shape that are taken before one is captured: in their first steps libraries set themselves up."""
 
 
 def capture(function: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
@@ -31,55 +30,52 @@ def capture(function: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGr
     return graph
 
 
-@dataclass
-class _Captured:
-    """A step's graph, and the inputs and labels that it reads."""
-
-    inputs: Tensor
-    labels: Tensor
-    graph: torch.cuda.CUDAGraph
-
-
 class GraphedSteps:
-    """A program's steps, captured once for each number of sites and each length of batches, and then replayed.
+    """A program's steps, captured once for each number of sites and their lengths of batches, and then replayed.
 
     A graph computes with the tensors that were there at its capture, so that inputs are copied to these. If a step
-    cannot be captured, which is logged, all further ones are taken without a graph.
+    cannot be captured, which is logged, no further one of any program is captured: torch would keep unused memory.
     """
 
-    def __init__(self, step: StepFunction) -> None:
-        self._step = step
-        self._captured: dict[object, _Captured] = {}
+    _fails: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._captured: dict[object, tuple[StackedBatch, torch.cuda.CUDAGraph]] = {}
         self._taken: Counter[object] = Counter()
         self._pool: Any = None
-        self._fails = False
+        self.bytes = 0
+        """Size of the graphs' inputs and intermediate results."""
 
-    def __call__(
-        self, sites: Sequence[int], inputs: Tensor, labels: Tensor, lengths: tuple[int, ...]
-    ) -> None:
-        """Take a step."""
-        shape = sites, lengths, inputs.shape
+    def __call__(self, step: Callable[[StackedBatch], None], batch: StackedBatch) -> None:
+        """Take a ``step``, which is not kept: a program that kept itself would keep its memory when it is dropped."""
+        shape = batch.sites, batch.lengths, batch.inputs.shape
         self._taken[shape] += 1
-        captured = self._captured.get(shape)
-        if captured is not None:
-            captured.inputs.copy_(inputs)
-            captured.labels.copy_(labels)
-        elif self._taken[shape] > WARM_STEPS and not self._fails:
-            captured = self._capture(sites, inputs.clone(), labels.clone(), lengths)
-        if captured is None:
-            self._step(sites, inputs, labels, lengths)
-        else:
-            self._captured[shape] = captured
-            captured.graph.replay()
+        if shape not in self._captured and (
+            self._taken[shape] <= WARM_STEPS or not self._capture(step, batch, shape)
+        ):
+            step(batch)
+            return
+        captured, graph = self._captured[shape]
+        captured.inputs.copy_(batch.inputs)
+        captured.labels.copy_(batch.labels)
+        graph.replay()
 
-    def _capture(
-        self, sites: Sequence[int], inputs: Tensor, labels: Tensor, lengths: tuple[int, ...]
-    ) -> _Captured | None:
+    def _capture(self, step: Callable[[StackedBatch], None], batch: StackedBatch, shape: object) -> bool:
+        """Capture a step of this shape; return False if none can be captured."""
+        if GraphedSteps._fails:
+            return False
+        batch = replace(batch, inputs=batch.inputs.clone(), labels=batch.labels.clone())
+        torch.cuda.empty_cache()  # as a capture does at its start, so that the difference is the graph's own
+        before = torch.cuda.memory_reserved()
         try:
-            graph = capture(lambda: self._step(sites, inputs, labels, lengths), self._pool)
+            graph = capture(lambda: step(batch), self._pool)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             _log.warning("steps are taken without CUDA graphs, since one could not be captured: %s", error)
-            self._fails = True
-            return None
+            GraphedSteps._fails = True
+            return False
         self._pool = graph.pool()
-        return _Captured(inputs, labels, graph)
+        self._captured[shape] = batch, graph
+        self.bytes += torch.cuda.memory_reserved() - before + batch.inputs.nbytes + batch.labels.nbytes
+        return True

@@ -50,19 +50,19 @@ class StackedLayer(nn.Module):
             setattr(self, name, values.get(prefix + name))
 
     def by_site(self, samples: Tensor) -> Tensor:
-        """(S·B, …) as (S, B, …)."""
+        """Return the samples (S·B, …) as (S, B, …)."""
         return samples.reshape(self.sites, -1, *samples.shape[1:])
 
     def join(self, images: Tensor) -> Tensor:
         """Return the images as joined ones, (B, S·C, H, W)."""
         return images if self.joined else self.by_site(images).transpose(0, 1).flatten(1, 2)
 
-    def part(self, images: Tensor) -> Tensor:
+    def split_unless_joined(self, images: Tensor) -> Tensor:
         """Return joined images as they leave the layer: joined, or parted, (S·B, C, H, W)."""
-        return images if self.joined else part(images, self.sites)
+        return images if self.joined else split_sites(images, self.sites)
 
 
-def part(images: Tensor, sites: int) -> Tensor:
+def split_sites(images: Tensor, sites: int) -> Tensor:
     """Return joined images (B, S·C, H, W) as (S·B, C, H, W)."""
     return images.reshape(len(images), sites, -1, *images.shape[2:]).transpose(0, 1).flatten(0, 1)
 
@@ -140,7 +140,7 @@ class StackedConvolution(StackedLayer):
             self.sites * groups,
         )
         pooled = images if self.pool is None else cast("Tensor", self.pool(images))
-        return self.part(pooled.relu_() if self.relu else pooled)
+        return self.split_unless_joined(pooled.relu_() if self.relu else pooled)
 
 
 class _SiteBySite(torch.autograd.Function):
@@ -243,7 +243,7 @@ class StackedBatchNorm(StackedLayer):
             momentum=self.momentum,
             eps=self.eps,
         )
-        return self.part(normalised)
+        return self.split_unless_joined(normalised)
 
 
 class StackedGroupNorm(StackedLayer):
@@ -288,7 +288,7 @@ class StackedDropout(StackedLayer):
         if not self.training or self.p in {0.0, 1.0}:
             return functional.dropout(inputs, self.p, self.training)
         joined = self.joined and inputs.ndim == 4
-        parted = part(inputs, self.sites) if joined else inputs
+        parted = split_sites(inputs, self.sites) if joined else inputs
         # The site's own layout, whatever the layout of the inputs here.
         noise = torch.ones(self.by_site(parted).shape, dtype=inputs.dtype, device=inputs.device)
         if self.draws.channels_last and inputs.ndim == 4:
@@ -305,7 +305,7 @@ class StackedFlatten(StackedLayer):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the vectors, site after site."""
-        return inputs if inputs.ndim == 2 else part(inputs, self.sites).flatten(1)
+        return inputs if inputs.ndim == 2 else split_sites(inputs, self.sites).flatten(1)
 
 
 class Parting(StackedLayer):
@@ -313,7 +313,7 @@ class Parting(StackedLayer):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the images, site after site."""
-        return part(inputs, self.sites)
+        return split_sites(inputs, self.sites)
 
 
 def _like(inputs: Tensor, values: Tensor | None) -> Tensor | None:

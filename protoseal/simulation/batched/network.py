@@ -32,6 +32,7 @@ from protoseal.simulation.batched.layers import (
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, compute_outputs
 from secure_client.models.scattering import Scattering
 from secure_client.models.wrapped_models import DualBranch, Projected, PublicProjection
+from secure_client.training.batches import copy_to
 
 STACKED: Mapping[type[nn.Module], Callable[[Any], StackedLayer]] = {
     nn.Linear: StackedLinear,
@@ -107,7 +108,7 @@ def joins_channels(device: torch.device) -> bool:
 class Stack:
     """The parameters and buffers of S models of one :func:`signature`, and one network that computes with them.
 
-    ``values`` has each by name, contiguous (S, *shape), copied, so that the models stay unchanged until :meth:`unload`.
+    ``values`` has a copy of each by name, contiguous (S, *shape); models stay unchanged until :meth:`unload`.
     With ``precision`` convolutions and products are computed in that type, and outputs converted to the models' own.
     """
 
@@ -180,10 +181,10 @@ class Stack:
             if isinstance(layer, StackedDropout) and draws is not None:
                 layer.draws = draws
         sites, images = len(self._sites), inputs.ndim == 5
-        if self._joined and images:
-            samples = inputs.transpose(0, 1).flatten(1, 2)
-        else:
-            samples = _channels_last(inputs.flatten(0, 1)) if images else inputs.flatten(0, 1)
+        samples = inputs.transpose(0, 1).flatten(1, 2) if self._joined and images else inputs.flatten(0, 1)
+        if images and not self.grouped:  # on a CPU pooling is several times faster so
+            copied = torch.empty_like(samples, memory_format=torch.channels_last)
+            samples = copied.copy_(samples)  # contiguous() does not change images of one channel
         given = compute_outputs(self._network, samples.to(self._precision or samples.dtype))
         parts = (
             None if output is None else output.to(inputs.dtype).reshape(sites, -1, output.shape[1])
@@ -194,13 +195,12 @@ class Stack:
     def keep_statistics(self) -> None:
         """Write the buffers of the sites in use back, if they are copies."""
         if not isinstance(self._sites, range):
-            places = torch.tensor(self._sites, device=self._working[0].device)
+            places = copy_to(self._working[0].device, torch.tensor(self._sites))
             for name in self._buffers:
                 self.values[name].index_copy_(0, places, self._rows[name])
 
     def load(self, models: Sequence[PrototypeModel]) -> None:
-        """Copy the values of these models, which :meth:`unload` will change."""
-        self._models: Sequence[PrototypeModel] = models
+        """Copy the values of these models, of which each parameter and buffer is (*shape), to ``values``."""
         self._bound = FlatModels.find(models)
         with torch.no_grad():
             if self._bound is None:
@@ -219,13 +219,13 @@ class Stack:
                         [place.view_rows(taken) for place in places.values()],
                     )
 
-    def unload(self) -> None:
-        """Write the values back into the models, which stay in training mode."""
-        for model in self._models:
+    def unload(self, models: Sequence[PrototypeModel]) -> None:
+        """Write the values into the models that were loaded last, which stay in training mode."""
+        for model in models:
             model.train()
         with torch.no_grad():
             if self._bound is None:
-                for site, model in enumerate(self._models):
+                for site, model in enumerate(models):
                     for name, value in model.state_dict().items():
                         value.copy_(self.values[name][site])
             else:
@@ -234,19 +234,13 @@ class Stack:
                     tensors = [self.values[name].view(len(rows), -1) for name in places]
                     if tensors:
                         bound.index_copy_(0, rows, torch.cat(tensors, dim=1))
-        self._models, self._bound = (), None
+        self._bound = None
 
 
 def _rows(value: Tensor, sites: Sequence[int]) -> Tensor:
     if isinstance(sites, range):
         return value[sites.start : sites.stop]
-    return value[torch.tensor(sites, device=value.device)]
-
-
-def _channels_last(images: Tensor) -> Tensor:
-    """Return a copy in channels-last layout, on which pooling is several times faster."""
-    copied = torch.empty_like(images, memory_format=torch.channels_last)
-    return copied.copy_(images)  # contiguous() does not change images of one channel
+    return value[copy_to(value.device, torch.tensor(sites))]
 
 
 def _can_join(network: nn.Module) -> bool:

@@ -6,64 +6,82 @@ gradient, stand still, momentum and weight decay included.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from agreement import Optimiser
+from protoseal.simulation.batched.layers import Values
 from secure_client.training.job import OptimiserState, Schedule
 
-Stacked = Mapping[str, Tensor]
-"""A tensor for each parameter by name, (S, *shape), contiguous."""
 
+class StackedOptimiser(ABC):
+    """Optimiser of S sites, whose ``state`` is (S, *shape) by torch's key and the parameter's name.
 
-class StackedOptimiser(Protocol):
-    """Optimiser of S sites, ``state`` by torch's key and the parameter's name. ``lr`` may be a float32 tensor ()."""
+    ``lr`` may be a float32 tensor ().
+    """
 
-    lr: float | Tensor
-    state: dict[str, dict[str, Tensor]]
+    def __init__(self, schedule: Schedule, parameters: Values, keys: Sequence[str]) -> None:
+        """Begin with zeros under torch's ``keys``, for contiguous parameters, which steps change in place."""
+        self.lr: float | Tensor = schedule.lr
+        self._momentum, self._weight_decay = schedule.momentum, schedule.weight_decay
+        self._parameters = parameters
+        self.state = {
+            key: {name: torch.zeros_like(value) for name, value in parameters.items()} for key in keys
+        }
 
-    def step(self, gradients: Stacked, sites: Sequence[int]) -> None:
+    @abstractmethod
+    def step(self, gradients: Values, sites: Sequence[int]) -> None:
         """Change the parameters of these sites by the gradients (S′, *shape) of some of the parameters."""
-        ...
 
     def tensors(self) -> list[Tensor]:
         """Return all of the state, (S, …) each."""
-        ...
+        return [value for values in self.state.values() for value in values.values()]
 
     def load(self, states: Sequence[OptimiserState]) -> None:
-        """Continue from each site's state of torch's optimiser; without a parameter's state, as if fresh."""
-        ...
+        """Continue from each site's state of torch's optimiser, with a tensor (*shape) by parameter and key.
+
+        A parameter without a state begins afresh.
+        """
+        for key, tensors in self.state.items():
+            torch._foreach_zero_(list(tensors.values()))
+            for name, tensor in tensors.items():
+                for site, state in enumerate(states):
+                    if key in (values := state.get(name, {})):
+                        tensor[site].copy_(values[key])
 
     def states(self) -> list[OptimiserState]:
-        """Return a copy of each site's state, as torch's optimiser would have it."""
-        ...
+        """Return a copy of each site's state in the form of :meth:`load`."""
+        sites = len(next(iter(self._parameters.values())))
+        return [
+            {
+                name: {key: tensors[name][site].clone() for key, tensors in self.state.items()}
+                for name in self._parameters
+            }
+            for site in range(sites)
+        ]
 
 
-def stacked_optimiser(schedule: Schedule, parameters: Stacked) -> StackedOptimiser:
+def build_stacked_optimiser(schedule: Schedule, parameters: Values) -> StackedOptimiser:
     """Return the optimiser of ``schedule.optimise``, for all sites of the parameters, which it changes in place."""
     return (StackedAdam if schedule.optimiser is Optimiser.ADAM else StackedSgd)(schedule, parameters)
 
 
-class StackedSgd:
+class StackedSgd(StackedOptimiser):
     """SGD whose momentum starts at zero, which gives torch's first step too."""
 
-    def __init__(self, schedule: Schedule, parameters: Stacked) -> None:
-        self.lr: float | Tensor = schedule.lr
-        self._momentum, self._weight_decay = schedule.momentum, schedule.weight_decay
-        self._parameters = parameters
-        keys = ("momentum_buffer",) if schedule.momentum else ()
-        self.state = {key: _zeros(parameters) for key in keys}
+    def __init__(self, schedule: Schedule, parameters: Values) -> None:
+        super().__init__(schedule, parameters, ("momentum_buffer",) if schedule.momentum else ())
 
-    def step(self, gradients: Stacked, sites: Sequence[int]) -> None:
+    def step(self, gradients: Values, sites: Sequence[int]) -> None:
         """Change the parameters of these sites by the gradients (S′, *shape) of some of the parameters."""
         # Neighbouring sites' numbers lie side by side, so that a tensor for each parameter is enough.
         pieces = _ranges if isinstance(sites, range) else _by_site
         torch._fused_sgd_(
             pieces(self._parameters, gradients, sites),
-            _gradients(gradients, by_site=pieces is _by_site),
+            _gradients(gradients, by_site=not isinstance(sites, range)),
             [piece for state in self.state.values() for piece in pieces(state, gradients, sites)],
             weight_decay=self._weight_decay,
             momentum=self._momentum,
@@ -74,31 +92,16 @@ class StackedSgd:
             is_first_step=False,
         )
 
-    def tensors(self) -> list[Tensor]:
-        """Return all of the state, (S, …) each."""
-        return [value for values in self.state.values() for value in values.values()]
 
-    def load(self, states: Sequence[OptimiserState]) -> None:
-        """Continue from each site's state of torch's optimiser; without a parameter's state, as if fresh."""
-        _load(self.state, states)
-
-    def states(self) -> list[OptimiserState]:
-        """Return a copy of each site's state, as torch's optimiser would have it."""
-        return _by_parameter(self.state, self._parameters)
-
-
-class StackedAdam:
+class StackedAdam(StackedOptimiser):
     """Adam with the bias corrections of each site's own number of ``steps``, float32 (S,)."""
 
-    def __init__(self, schedule: Schedule, parameters: Stacked) -> None:
-        self.lr: float | Tensor = schedule.lr
-        self._weight_decay = schedule.weight_decay
-        self._parameters = parameters
-        self.state = {key: _zeros(parameters) for key in ("exp_avg", "exp_avg_sq")}
+    def __init__(self, schedule: Schedule, parameters: Values) -> None:
+        super().__init__(schedule, parameters, ("exp_avg", "exp_avg_sq"))
         first = next(iter(parameters.values()))
         self.steps = torch.zeros(len(first), device=first.device)
 
-    def step(self, gradients: Stacked, sites: Sequence[int]) -> None:
+    def step(self, gradients: Values, sites: Sequence[int]) -> None:
         """Change the parameters of these sites by the gradients (S′, *shape) of some of the parameters."""
         chosen = slice(sites.start, sites.stop) if isinstance(sites, range) else list(sites)
         self.steps[chosen] += 1
@@ -120,54 +123,33 @@ class StackedAdam:
 
     def tensors(self) -> list[Tensor]:
         """Return all of the state, (S, …) each."""
-        return [self.steps, *(value for values in self.state.values() for value in values.values())]
+        return [self.steps, *super().tensors()]
 
     def load(self, states: Sequence[OptimiserState]) -> None:
-        """Continue from each site's state of torch's optimiser; without a parameter's state, as if fresh."""
-        _load(self.state, states)
-        # Torch counts the steps of each parameter, and they are the same for all that have had gradients.
-        counts = [[float(values["step"]) for values in state.values() if values] for state in states]
-        self.steps.copy_(torch.tensor([max(steps, default=0.0) for steps in counts]))
+        """Continue from each site's state of torch's optimiser, with its number of steps under the key ``step``."""
+        super().load(states)
+        for site, state in enumerate(states):
+            # Torch counts the steps of each parameter, and they are the same for all that have had gradients.
+            counts = [float(values["step"]) for values in state.values() if values]
+            self.steps[site] = max(counts, default=0.0)
 
     def states(self) -> list[OptimiserState]:
-        """Return a copy of each site's state, as torch's optimiser would have it."""
-        steps = self.steps.cpu()
+        """Return a copy of each site's state in the form of :meth:`load`."""
         return [
             {name: {"step": step.clone(), **values} for name, values in state.items()}
-            for step, state in zip(steps, _by_parameter(self.state, self._parameters), strict=True)
+            for step, state in zip(self.steps.cpu(), super().states(), strict=True)
         ]
 
 
-def _load(stacked: Mapping[str, Stacked], states: Sequence[OptimiserState]) -> None:
-    for key, tensors in stacked.items():
-        for name, tensor in tensors.items():
-            tensor.zero_()
-            for site, state in enumerate(states):
-                if key in (values := state.get(name, {})):
-                    tensor[site].copy_(values[key])
-
-
-def _by_parameter(stacked: Mapping[str, Stacked], parameters: Stacked) -> list[OptimiserState]:
-    sites = len(next(iter(parameters.values())))
-    return [
-        {name: {key: tensors[name][site].clone() for key, tensors in stacked.items()} for name in parameters}
-        for site in range(sites)
-    ]
-
-
-def _zeros(parameters: Stacked) -> dict[str, Tensor]:
-    return {name: torch.zeros_like(value) for name, value in parameters.items()}
-
-
-def _ranges(tensors: Stacked, names: Stacked, sites: Sequence[int]) -> list[Tensor]:
+def _ranges(tensors: Values, names: Values, sites: Sequence[int]) -> list[Tensor]:
     return [tensors[name][sites[0] : sites[-1] + 1] for name in names]
 
 
-def _by_site(tensors: Stacked, names: Stacked, sites: Sequence[int]) -> list[Tensor]:
+def _by_site(tensors: Values, names: Values, sites: Sequence[int]) -> list[Tensor]:
     return [tensors[name][site] for name in names for site in sites]
 
 
-def _gradients(gradients: Stacked, *, by_site: bool) -> list[Tensor]:
+def _gradients(gradients: Values, *, by_site: bool) -> list[Tensor]:
     # The fused kernels read parameters and gradients as they lie in memory.
     whole = [gradient.contiguous() for gradient in gradients.values()]
     return [piece for gradient in whole for piece in gradient.unbind(0)] if by_site else whole

@@ -6,9 +6,10 @@ Sites train independently, so steps of different sites may have any order: see
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, cast
 
@@ -17,13 +18,13 @@ from torch import Tensor
 
 from algorithms.losses import Outputs, Terms
 from algorithms.prototypes import Clusters, Guide, Targets
-from protoseal.simulation.batched.feed import Feed, Step
+from protoseal.simulation.batched.feed import Feed, StackedBatch
 from protoseal.simulation.batched.flat_models import CannotStack
 from protoseal.simulation.batched.graphs import GraphedSteps
 from protoseal.simulation.batched.layers import Draws
 from protoseal.simulation.batched.network import Stack
-from protoseal.simulation.batched.optimisers import stacked_optimiser
-from secure_client.training.batches import TensorSource
+from protoseal.simulation.batched.optimisers import build_stacked_optimiser
+from secure_client.training.batches import TensorSource, copy_to
 from secure_client.training.job import Job, Losses, check_finite, has_batch_norm, trained_parameters
 
 BUCKETS = 8
@@ -51,26 +52,78 @@ class Program:
         self._stack = Stack([job.model for job in jobs], precision)
         values = self._stack.values
         self._trained = self._stack.trainable & set(trained_parameters(first.model, first.trains))
-        self._optimiser = stacked_optimiser(
+        self._optimiser = build_stacked_optimiser(
             first.schedule, {name: values[name] for name in values if name in self._trained}
         )
         self._guides = _stack_guides(jobs)
         self._anchors = self._stack_anchors(jobs)
         self._sums = torch.zeros(len(jobs), 3, device=first.device)
         self._grouped: dict[object, list[_Group]] = {}
-        self._stacked: Sequence[Job] | None = jobs
+        self._loaded: Sequence[Job] | None = jobs
+        self._batch_size = first.schedule.batch_size
+        self._ends: set[tuple[int, ...]] = set()
         # A graph would not draw from the sites' own generators.
-        self._graphs = GraphedSteps(self.step) if graphed and not self._stack.is_random else None
+        self._graphs = GraphedSteps() if graphed and not self._stack.is_random else None
         if self._graphs is not None:
             self._optimiser.lr = torch.tensor(first.schedule.lr, device=first.device)
+        kept = [*values.values(), *values.values(), *self._optimiser.tensors()]  # values and gradients
+        self._bytes = sum(tensor.nbytes for tensor in kept)
 
-    def start(self, jobs: Sequence[Job]) -> None:
-        """Prepare the training of these jobs, of the kind and the number of the jobs at construction."""
+    @property
+    def bytes(self) -> int:
+        """Size of the memory that the program keeps: numbers of parameters and the optimiser, gradients, and graphs."""
+        return self._bytes + (0 if self._graphs is None else self._graphs.bytes)
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Take all steps of these jobs, of the kind and the number of the jobs at construction.
+
+        A GPU may still be computing them afterwards. Raises :class:`CannotStack` in the first step, before any model
+        changes, for a network that does not allow stacking.
+        """
+        self._load(jobs)
         # On a CPU the padding takes longer than a step of fewer sites.
         padded = self._stack.grouped and not has_batch_norm(jobs[0].model)
-        self._jobs, self._feed = jobs, Feed(jobs, padded=padded)
-        stacked, self._stacked = self._stacked, None
-        if jobs is not stacked:
+        feed = Feed(jobs, padded=padded)
+        self._ends_come_again = feed.ends in self._ends
+        self._ends.add(feed.ends)
+        orders = [torch.Generator().manual_seed(job.seed) for job in jobs]
+        # On a CPU a site's masks follow its orders in one stream, as in the one-by-one loop.
+        on_cpu = jobs[0].device.type == "cpu"
+        self._masks = (
+            orders if on_cpu else [torch.Generator(job.device).manual_seed(job.seed) for job in jobs]
+        )
+        augmenting = [job.augmentation.generator(job.seed) for job in jobs if job.augmentation is not None]
+        self._channels_last = _has_channels_last(jobs[0])
+        losses = []
+        for _ in range(self._epochs):
+            self._sums.zero_()
+            steps = feed.epoch(orders, self._pad, augmenting)
+            for (sites, rows), alike in groupby(steps, lambda step: (step.sites, len(step.inputs))):
+                with self._standing_still(range(len(sites), rows)):
+                    for step in alike:
+                        self._step_padded(step)
+            losses.append(self._sums.clone())
+        self._losses, self._batches = torch.stack(losses), torch.tensor(feed.batches).unsqueeze(1)
+
+    def finish(self, jobs: Sequence[Job]) -> list[Losses]:
+        """Wait for the steps of these jobs, change their models, and return the losses of the last epoch.
+
+        Raises :class:`secure_client.errors.TrainingError`, without a change, when a loss is not finite.
+        """
+        means = self._losses.cpu() / self._batches
+        epochs = [[Losses(*row) for row in epoch] for epoch in means.tolist()]
+        for losses in zip(*epochs, strict=True):
+            check_finite(losses, jobs[0].schedule.lr)
+        self._stack.unload([job.model for job in jobs])
+        if any(job.optimiser_state is not None for job in jobs):
+            for job, state in zip(jobs, self._optimiser.states(), strict=True):
+                if job.optimiser_state is not None:
+                    job.optimiser_state.update(state)
+        return epochs[-1]
+
+    def _load(self, jobs: Sequence[Job]) -> None:
+        loaded, self._loaded = self._loaded, None  # those of the constructor, until the first run
+        if jobs is not loaded:
             self._stack.load([job.model for job in jobs])
             lr = self._optimiser.lr
             self._optimiser.lr = (
@@ -81,77 +134,32 @@ class Program:
             for name, anchors in self._stack_anchors(jobs).items():
                 self._anchors[name].copy_(anchors)
         self._optimiser.load([job.optimiser_state or {} for job in jobs])
-        # Orders come from the CPU on every device. On a CPU a site's masks follow its orders in one stream, as in the
-        # one-by-one loop.
-        on_cpu = jobs[0].device.type == "cpu"
-        self._orders = [torch.Generator().manual_seed(job.seed) for job in jobs]
-        self._masks = (
-            self._orders if on_cpu else [torch.Generator(job.device).manual_seed(job.seed) for job in jobs]
-        )
-        self._augmenting = [
-            job.augmentation.generator(job.seed) for job in jobs if job.augmentation is not None
-        ]
-        self._channels_last = _has_channels_last(jobs[0])
-        self._losses: list[Tensor] = []
 
-    def run_epochs(self) -> None:
-        """Take all steps; a GPU may still be computing them afterwards."""
-        for _ in range(self._epochs):
-            self._sums.zero_()
-            steps = self._feed.epoch(self._orders, self._pad, self._augmenting)
-            for (sites, rows), alike in groupby(steps, lambda step: (step.sites, len(step.inputs))):
-                with self._standing_still(range(len(sites), rows)):
-                    for step in alike:
-                        self._take(step)
-            self._losses.append(self._sums.clone())
-
-    def finish(self) -> list[Losses]:
-        """Wait for the steps, change the models, and return the losses of the last epoch.
-
-        Raises :class:`secure_client.errors.TrainingError`, without a change, when a loss is not finite.
-        """
-        means = torch.stack(self._losses).cpu() / torch.tensor(self._feed.batches).view(1, -1, 1)
-        epochs = [[Losses(*row) for row in epoch] for epoch in means.tolist()]
-        for losses in zip(*epochs, strict=True):
-            check_finite(losses, self._jobs[0].schedule.lr)
-        self._stack.unload()
-        if any(job.optimiser_state is not None for job in self._jobs):
-            for job, state in zip(self._jobs, self._optimiser.states(), strict=True):
-                if job.optimiser_state is not None:
-                    job.optimiser_state.update(state)
-        del self._feed, self._jobs  # a program that is kept holds no data and no models
-        return epochs[-1]
-
-    @property
-    def bytes(self) -> int:
-        """Size of parameters, gradients and the optimiser's state, which the program keeps from round to round."""
-        values = sum(value.numel() * value.element_size() for value in self._stack.values.values())
-        return 2 * values + sum(state.numel() * state.element_size() for state in self._optimiser.tensors())
-
-    def _take(self, step: Step) -> None:
-        more = len(step.inputs) - len(step.sites)
+    def _step_padded(self, batch: StackedBatch) -> None:
+        more = len(batch.inputs) - len(batch.sites)
         if more:  # rows of sites that stand still
-            step = Step(
-                range(len(step.inputs)), step.inputs, step.labels, (*step.lengths, *step.lengths[:1] * more)
-            )
-        # A step of other sites than neighbours copies their numbers, and those copies to new places.
-        takes = self._graphs if self._graphs is not None and isinstance(step.sites, range) else self.step
-        takes(step.sites, step.inputs, step.labels, step.lengths)
+            lengths = (*batch.lengths, *batch.lengths[:1] * more)
+            batch = replace(batch, sites=range(len(batch.inputs)), lengths=lengths)
+        # Where other sites take part in each round, a graph of their last batches would hardly be used again. A step of
+        # other sites than neighbours copies their numbers, and those copies to new places.
+        comes_again = min(batch.lengths) == self._batch_size or self._ends_come_again
+        if self._graphs is not None and isinstance(batch.sites, range) and comes_again:
+            self._graphs(self.step, batch)
+        else:
+            self.step(batch)
 
-    def step(self, sites: Sequence[int], inputs: Tensor, labels: Tensor, lengths: tuple[int, ...]) -> None:
-        """Take one step: change the sites' values, their optimiser's state and their sums of losses, in place.
-
-        Inputs and labels are (S′, B, …); of the k-th site's batch the first ``lengths[k]`` samples count.
-        """
+    def step(self, batch: StackedBatch) -> None:
+        """Take one step: change the sites' values, their optimiser's state and their sums of losses, in place."""
+        sites, lengths = batch.sites, batch.lengths
         values = self._stack.use(sites, self._trained)
         leaves = {name: values[name] for name in values if name in self._trained}
         draws = None
         if self._stack.is_random:
             draws = Draws([self._masks[site] for site in sites], lengths, self._channels_last)
-        outputs = self._stack.outputs(inputs, draws=draws)
+        outputs = self._stack.outputs(batch.inputs, draws=draws)
         totals = []
         for group in self._groups(sites, lengths):
-            terms = self._terms(outputs, labels, group)
+            terms = self._terms(outputs, batch.labels, group)
             totals.append(terms.total.sum())
             figures = torch.stack(terms, dim=1).detach().to(self._sums.dtype)
             if isinstance(group.sites, slice):
@@ -165,7 +173,7 @@ class Program:
             name: gradient for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None
         }
         if self._proximal:  # the gradient of μ/2·‖w − anchor‖²
-            chosen = _index(sites)
+            chosen = slice(sites[0], sites[-1] + 1) if isinstance(sites, range) else list(sites)
             for name, gradient in reached.items():
                 moved = leaves[name].detach() - self._anchors[name][chosen]
                 reached[name] = gradient.add(moved, alpha=self._proximal)
@@ -188,15 +196,14 @@ class Program:
         """Return the sites with equally many samples, for which the objective is one computation."""
         groups = self._grouped.get((sites, lengths))
         if groups is None:
-            device = self._device
             groups = []
             for length in sorted(set(lengths)):
                 places = [place for place, other in enumerate(lengths) if other == length]
                 if len(places) == len(lengths) and isinstance(sites, range):
                     groups.append(_Group(length, slice(sites.start, sites.stop), None))
                     continue
-                numbers = torch.tensor([sites[place] for place in places], device=device)
-                groups.append(_Group(length, numbers, torch.tensor(places, device=device)))
+                numbers = copy_to(self._device, torch.tensor([sites[place] for place in places]))
+                groups.append(_Group(length, numbers, copy_to(self._device, torch.tensor(places))))
             self._grouped[sites, lengths] = groups
         return groups
 
@@ -206,8 +213,8 @@ class Program:
 
     def _pad(self, sites: int) -> int:
         """Return the number of sites for which a graph is captured that serves so many."""
-        width = -(-len(self._sums) // BUCKETS)
-        return sites if self._graphs is None else min(len(self._sums), -(-sites // width) * width)
+        width = math.ceil(len(self._sums) / BUCKETS)
+        return sites if self._graphs is None else min(len(self._sums), math.ceil(sites / width) * width)
 
     @contextmanager
     def _standing_still(self, sites: range) -> Iterator[None]:
@@ -241,10 +248,6 @@ def _has_channels_last(job: Job) -> bool:
     """
     inputs, _ = cast("TensorSource", job.source).tensors
     return inputs.ndim == 4 and inputs.stride(1) == 1 and job.augmentation is None
-
-
-def _index(sites: Sequence[int]) -> slice | list[int]:
-    return slice(sites[0], sites[-1] + 1) if isinstance(sites, range) else list(sites)
 
 
 def _stack_guides(jobs: Sequence[Job]) -> list[Tensor]:

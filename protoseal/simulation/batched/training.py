@@ -9,23 +9,27 @@ the remaining sites therefore gives the same results up to rounding; training on
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from algorithms.prototypes import Clusters
+from algorithms.losses import Outputs, Terms
+from algorithms.prototypes import Guide
 from protoseal.simulation.batched.feed import batches_of_job
 from protoseal.simulation.batched.flat_models import CannotStack
 from protoseal.simulation.batched.network import signature
-from protoseal.simulation.batched.precision import Precision, allow_tf32
 from protoseal.simulation.batched.program import Program, guide_tensors
+from secure_client.data import SiteData
 from secure_client.training.batches import TensorSource
 from secure_client.training.job import Job, Losses
 from secure_client.training.loop import run_job
@@ -41,8 +45,14 @@ Smaller networks leave the device idle unless they are stacked. Grouped convolut
 sites' own convolutions side by side (docs/adr/0011).
 """
 
-KEPT_CALLS = 4
-"""Calls for which an unused program is kept: two rounds of two stages each."""
+AT_ONCE = 2 * STREAMS
+"""Number of programs that a CUDA device has at a time: in each stream one computes while the next is prepared."""
+MOST_RUNS = 8
+"""Most runs in lockstep, each of which has its data in the memory of the process, too."""
+MODEL_COPIES = 12
+"""Copies of a model: Ditto has two models, each with values, undo copy, working copy, gradients and Adam's two."""
+
+_SHARE = ContextVar("share of a GPU's memory", default=1.0)
 
 
 class Batching(StrEnum):
@@ -53,35 +63,59 @@ class Batching(StrEnum):
     NEVER = "never"
 
 
-class KeptPrograms:
-    """Programs on a CUDA device that later rounds use again, since graphs take time to capture.
+class Precision(StrEnum):
+    """Precision of convolutions and matrix products in training; parameters, sums and losses stay float32.
 
-    Those used in the last calls are kept, while all their numbers fit half of the device's memory. Programs with
-    clusters are not: the number of clusters, and with it the graph, is another in each round.
+    ``tf32`` rounds their operands to 10 bits after the point on an NVIDIA GPU, a relative error of 2⁻¹¹, and changes
+    nothing elsewhere. ``bf16`` computes the sites' networks in bfloat16, with 7 bits, a relative error of 2⁻⁸.
+    """
+
+    FLOAT32 = "float32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Type in which a network computes; None for that of its parameters."""
+        return torch.bfloat16 if self is Precision.BF16 else None
+
+
+@contextmanager
+def allow_tf32(precision: Precision) -> Iterator[None]:
+    """Let products on a GPU, also those of evaluation, use TF32 inside the ``with`` block unless float32 is wanted."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    # By default torch itself allows it for convolutions.
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision is not Precision.FLOAT32
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+class KeptPrograms:
+    """Programs on a CUDA device that are used again, since graphs take time to capture.
+
+    The least recently used ones are dropped when all together take more than half of the device's memory.
     """
 
     def __init__(self) -> None:
         self._programs: dict[object, Program] = {}
-        self._calls: list[set[object]] = [set()]
         self._streams: dict[torch.device, list[torch.cuda.Stream]] = {}
-
-    def begin_call(self) -> None:
-        """Begin a call: drop the programs that none of the last :data:`KEPT_CALLS` calls used."""
-        used = set[object]().union(*self._calls)
-        self._programs = {key: program for key, program in self._programs.items() if key in used}
-        self._calls = [*self._calls[1 - KEPT_CALLS :], set()]
 
     def drop(self, key: object) -> None:
         """Drop the program of this key, which failed, if it is kept."""
         self._programs.pop(key, None)
 
+    def clear(self) -> None:
+        """Drop all programs."""
+        self._programs.clear()
+
     def program(self, key: object, jobs: Sequence[Job], precision: Precision) -> Program:
         """Return the program of this key, or a new one of the jobs; raise :class:`CannotStack` for these."""
+        # Taken out and put in again, since the first one in the dictionary is the next to be dropped.
         program = self._programs.pop(key, None) or Program(jobs, precision=precision.dtype, graphed=True)
-        if isinstance(jobs[0].guide, Clusters):
-            return program
-        self._programs[key] = program  # now the last one
-        self._calls[-1].add(key)
+        self._programs[key] = program
         most = usable_memory(jobs[0].device)
         while len(self._programs) > 1 and sum(kept.bytes for kept in self._programs.values()) > most:
             self._programs.pop(next(iter(self._programs)))
@@ -103,14 +137,15 @@ def run_together(
     precision: Precision = Precision.FLOAT32,
     programs: KeptPrograms | None = None,
 ) -> list[Losses]:
-    """Train each job's model in place, as :func:`secure_client.training.loop.run_job` would; give its losses in order.
+    """Train each job's model in place, as :func:`secure_client.training.loop.run_job` would; return losses in order.
 
     The jobs are of different models, such as different sites' first stages of one round. Those with the same
     architecture, schedule, stage, loss, device and kind of guide train as one program, at most ``at_once`` of them, and
     on a CPU as many programs side by side as torch has threads, each with one thread. On a CUDA device ``programs``
     keeps programs and their graphs for the next call. The others train one by one: models with layers that
     :mod:`protoseal.simulation.batched.network` does not support, data that are not a pair of tensors, and training by
-    DP-SGD. Results are equal up to the order of sums in floating point, and to ``precision``, which DP-SGD ignores.
+    DP-SGD. Results are equal up to the order of sums in floating point, and to ``precision``. DP-SGD ignores
+    ``bf16``.
 
     Raises :class:`secure_client.errors.TrainingError` when a loss is not finite, ``ValueError`` when two jobs have one
     model. After an error some models are unchanged and others are trained.
@@ -122,22 +157,34 @@ def run_together(
             return [run_alone(job, precision) for job in jobs]
         losses: dict[int, Losses] = {}
         groups = list(_groups(jobs, batching, at_once))
-        group_jobs = [[jobs[number] for number in group] for group in groups]
+        group_jobs = [[jobs[number] for number in numbers] for _, numbers in groups]
         if jobs and all(job.device.type == "cuda" for job in jobs):
-            trained = run_in_streams(group_jobs, precision, programs or KeptPrograms())
+            kinds = (kind for kind, _ in groups)
+            kept = programs or KeptPrograms()
+            trained = run_in_streams(list(zip(kinds, group_jobs, strict=True)), precision, kept)
         else:
             trained = _run_side_by_side(group_jobs, precision)
-        for group, members, stacked in zip(groups, group_jobs, trained, strict=True):
-            losses.update(zip(group, stacked or [run_alone(job, precision) for job in members], strict=True))
+        for (_, numbers), members, stacked in zip(groups, group_jobs, trained, strict=True):
+            losses.update(
+                zip(numbers, stacked or [run_alone(job, precision) for job in members], strict=True)
+            )
     return [losses[number] for number in range(len(jobs))]
 
 
 def run_alone(job: Job, precision: Precision) -> Losses:
     """Run the job by itself, with its network in ``precision`` unless it trains by DP-SGD."""
-    lower = precision.dtype is not None and job.dp_sgd is None
-    # The cache would keep the first step's weights until the end of the job.
-    with torch.autocast(job.device.type, precision.dtype, enabled=lower, cache_enabled=False):
+    if precision.dtype is None or job.dp_sgd is not None:
         return run_job(job)
+    kind = next(job.model.parameters()).dtype
+
+    def compute_exactly(outputs: Outputs, labels: Tensor, guide: Guide | None) -> Terms:
+        with torch.autocast(job.device.type, enabled=False):
+            exact = (None if output is None else output.to(kind) for output in outputs)
+            return job.objective(Outputs(*exact), labels, guide)  # type: ignore[arg-type] # None keeps its place
+
+    # The cache would keep the first step's weights until the end of the job.
+    with torch.autocast(job.device.type, precision.dtype, cache_enabled=False):
+        return run_job(replace(job, objective=compute_exactly))
 
 
 def sites_at_once(model: nn.Module, device: torch.device, batching: Batching = Batching.AUTO) -> int:
@@ -158,19 +205,37 @@ def sites_at_once(model: nn.Module, device: torch.device, batching: Batching = B
     return max(2 if batching is Batching.ALWAYS else 1, fitting)
 
 
-def _groups(jobs: Sequence[Job], batching: Batching, at_once: int | None) -> Iterator[list[int]]:
-    """Yield the jobs' numbers, those that train as one program in one list."""
-    alike: dict[object, list[int]] = {}
+def runs_at_once(data: Iterable[SiteData], parameters: int, device: torch.device) -> int:
+    """Return the number of runs in lockstep on such data, 1 to :data:`MOST_RUNS`, that half of a device's memory holds.
+
+    ``parameters`` is the number of the largest model's. Models that fill a GPU without being stacked gain nothing: 1.
+    Data that are read on demand are not on the device.
+    """
+    if parameters >= ALONE_ON_GPU:
+        return 1
+    sizes = [
+        sum(tensor.nbytes for tensor in site.train.tensors) if isinstance(site.train, TensorDataset) else 0
+        for site in data
+    ]
+    # A program has the data of its sites side by side in a copy.
+    run_bytes = 2 * sum(sizes) + MODEL_COPIES * 4 * parameters * len(sizes)
+    return min(MOST_RUNS, max(1, usable_memory(device) // run_bytes))
+
+
+def _groups(
+    jobs: Sequence[Job], batching: Batching, at_once: int | None
+) -> Iterator[tuple[object, list[int]]]:
+    """Yield the numbers of the jobs that train as one program, and their kind, apart from the learning rate."""
+    alike: dict[tuple[object, float], list[int]] = {}
     for number, job in enumerate(jobs):
-        kind = _kind(job)
-        alike.setdefault(number if kind is None else kind, []).append(number)
-    for numbers in alike.values():
+        alike.setdefault((_kind(job) or number, job.schedule.lr), []).append(number)
+    for (kind, _), numbers in alike.items():
         first = jobs[numbers[0]]
         limit = at_once or sites_at_once(first.model, first.device, batching)
-        programs, sides = -(-len(numbers) // limit), _threads(first)
-        size = -(-len(numbers) // (-(-programs // sides) * sides))  # every thread has work
+        programs, sides = math.ceil(len(numbers) / limit), _threads(first)
+        size = math.ceil(len(numbers) / (math.ceil(programs / sides) * sides))  # every thread has work
         ordered = sorted(numbers, key=lambda number: batches_of_job(jobs[number]), reverse=True)
-        yield from (ordered[start : start + size] for start in range(0, len(ordered), size))
+        yield from ((kind, ordered[start : start + size]) for start in range(0, len(ordered), size))
 
 
 def _threads(job: Job) -> int:
@@ -180,24 +245,46 @@ def _threads(job: Job) -> int:
 def usable_memory(device: torch.device) -> int:
     """Return the number of bytes of a GPU's memory that programs may take."""
     if device.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.mem_get_info(device)[1] // 2
+        return int(_SHARE.get() * torch.cuda.get_device_properties(device).total_memory) // 2
     return GPU_BYTES
 
 
+def share_gpu(share: float) -> None:
+    """Let this thread's runs take at most this share, in (0, 1], of the GPU's memory, which other processes use, too.
+
+    Training that needs more runs out of memory.
+    """
+    torch.cuda.set_per_process_memory_fraction(share)
+    _SHARE.set(share)
+
+
 def run_in_streams(
-    groups: Sequence[list[Job]], precision: Precision, kept: KeptPrograms
+    groups: Sequence[tuple[object, list[Job]]], precision: Precision, kept: KeptPrograms
 ) -> list[list[Losses] | None]:
-    """Return each group's losses; None for a group that must train one by one."""
-    device = groups[0][0].device
+    """Return the losses of each group of jobs of one kind; None for a group that must train one by one.
+
+    At most :data:`AT_ONCE` programs run at a time, and those of one kind and size run again for further groups.
+    """
+    trained = []
+    try:
+        for start in range(0, len(groups), AT_ONCE):
+            trained += _run_at_once(groups[start : start + AT_ONCE], precision, kept)
+    except torch.OutOfMemoryError:
+        kept.clear()  # the sites need this memory to train one by one
+        raise
+    return trained
+
+
+def _run_at_once(
+    groups: Sequence[tuple[object, list[Job]]], precision: Precision, kept: KeptPrograms
+) -> list[list[Losses] | None]:
+    device = groups[0][1][0].device
     here, streams = torch.cuda.current_stream(device), kept.streams(device)
-    kept.begin_call()
     for stream in streams:
         stream.wait_stream(here)
     running: list[Program | None] = []
     numbers: Counter[object] = Counter()
-    for jobs in groups:
-        # Rounds may differ in their learning rate.
-        kind = _kind(replace(jobs[0], schedule=replace(jobs[0].schedule, lr=0.0)))
+    for kind, jobs in groups:
         alike = kind, len(jobs), precision
         number = numbers[alike]
         numbers[alike] += 1
@@ -206,8 +293,7 @@ def run_in_streams(
             # A program keeps to one stream, in which its graphs, which share memory, are replayed in turn.
             with torch.cuda.stream(streams[number % len(streams)]):
                 program = kept.program(key, jobs, precision)
-                program.start(jobs)
-                program.run_epochs()
+                program.run(jobs)
         except CannotStack:  # raised before or in the first step, which changes only copies
             kept.drop(key)
             running.append(None)
@@ -215,7 +301,10 @@ def run_in_streams(
             running.append(program)
     for stream in streams:
         here.wait_stream(stream)
-    return [None if program is None else program.finish() for program in running]
+    return [
+        None if program is None else program.finish(jobs)
+        for program, (_, jobs) in zip(running, groups, strict=True)
+    ]
 
 
 def _run_side_by_side(groups: Sequence[list[Job]], precision: Precision) -> list[list[Losses] | None]:
@@ -235,14 +324,13 @@ def _run_side_by_side(groups: Sequence[list[Job]], precision: Precision) -> list
 def _as_one(jobs: list[Job], precision: Precision) -> list[Losses] | None:
     with suppress(CannotStack):  # raised before or in the first step, which changes only copies
         program = Program(jobs, precision=precision.dtype)
-        program.start(jobs)
-        program.run_epochs()
-        return program.finish()
+        program.run(jobs)
+        return program.finish(jobs)
     return None
 
 
 def _kind(job: Job) -> object:
-    """Return a key that is equal for jobs that can be stacked; None for a job that cannot be."""
+    """Return a key that is equal for jobs of one learning rate that can be stacked; None for a job that cannot be."""
     if not isinstance(job.source, TensorSource) or job.dp_sgd is not None:
         return None
     try:
@@ -254,7 +342,7 @@ def _kind(job: Job) -> object:
     return (
         architecture,
         job.objective,
-        job.schedule,
+        replace(job.schedule, lr=0.0),  # rounds may differ in it, and use one program
         job.epochs,
         job.trains,
         job.device,

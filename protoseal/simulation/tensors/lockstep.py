@@ -10,21 +10,14 @@ Limit: the data and the models of all runs are in memory at the same time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import torch
-from torch.utils.data import TensorDataset
-
-from protoseal.simulation.batched.training import ALONE_ON_GPU, Batching, KeptPrograms, usable_memory
+from protoseal.simulation.batched.training import Batching, KeptPrograms
 from protoseal.simulation.site_pool import SiteTraining, Trainee, train_jobs, train_sites
-from secure_client.data import SiteData
 from secure_client.error_containment import run_or_fallback
 from secure_client.training.job import Losses
-
-_COPIES = 12
-"""Copies of a site's model: values, their copy for undoing, gradients and Adam's state, all of two models (Ditto)."""
 
 
 @dataclass
@@ -53,22 +46,6 @@ def run_in_lockstep(runs: Sequence[Iterator[RoundTraining]], training: SiteTrain
         seconds = (time.perf_counter() - start) / sum(len(begun.sites) for begun in turn)
         for begun, last in zip(turn, losses, strict=True):
             begun.losses, begun.seconds = last, seconds * len(begun.sites)
-
-
-def runs_at_once(data: Iterable[SiteData], parameters: int, device: torch.device) -> int:
-    """Return the number of runs on such data, at least 1, that half of a device's memory holds.
-
-    ``parameters`` is the number of the largest model's. Models that fill a GPU without being stacked gain nothing: 1.
-    Data that are read on demand are not on the device.
-    """
-    if parameters >= ALONE_ON_GPU:
-        return 1
-    sizes = [
-        sum(tensor.nbytes for tensor in site.train.tensors) if isinstance(site.train, TensorDataset) else 0
-        for site in data
-    ]
-    # A program has the data of its sites side by side in a copy.
-    return max(1, usable_memory(device) // (2 * sum(sizes) + _COPIES * 4 * parameters * len(sizes)))
 
 
 def _train(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from algorithms.losses import Terms
-from protoseal.simulation.batched.feed import Feed, Step
+from protoseal.simulation.batched.feed import Feed, StackedBatch
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client import app
 from secure_client.config import SiteConfig
@@ -112,7 +112,7 @@ def test_run_jobs_together_take_every_step(monkeypatch: pytest.MonkeyPatch) -> N
     steps: list[int] = []
     epoch = Feed.epoch
 
-    def counted(*arguments: Any) -> Iterator[Step]:
+    def counted(*arguments: Any) -> Iterator[StackedBatch]:
         for step in epoch(*arguments):
             steps.append(1)
             yield step

@@ -15,8 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from protoseal.simulation.batched import training
 from protoseal.simulation.batched.flat_models import CannotStack
 from protoseal.simulation.batched.network import Stack, signature
-from protoseal.simulation.batched.precision import Precision
-from protoseal.simulation.batched.training import Batching, run_together, sites_at_once
+from protoseal.simulation.batched.training import Batching, Precision, run_together, sites_at_once
 from secure_client.errors import TrainingError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel
 from secure_client.training.batches import BatchSource, DatasetSource, count_batches, split_batches
@@ -174,7 +173,7 @@ def test_stack_leaves_models_until_unload() -> None:
     for value in stack.values.values():
         value.zero_()
     torch.testing.assert_close([model.state_dict() for model in models], before)
-    stack.unload()
+    stack.unload(models)
     assert all(float(each.abs().sum()) == 0.0 for model in models for each in model.state_dict().values())
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
+import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,14 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 from agreement import Norm
+from algorithms.losses import Outputs, Terms
 from protoseal.simulation.batched import graphs, network, program, training
-from protoseal.simulation.batched.feed import Feed, batches_of_job
+from protoseal.simulation.batched.feed import Feed, StackedBatch, batches_of_job
 from protoseal.simulation.batched.flat_models import CannotStack
 from protoseal.simulation.batched.layers import Draws, StackedDropout
 from protoseal.simulation.batched.network import Stack
-from protoseal.simulation.batched.precision import Precision, allow_tf32
 from protoseal.simulation.batched.program import Program
-from protoseal.simulation.batched.training import Batching, run_together
+from protoseal.simulation.batched.training import Batching, Precision, allow_tf32, run_together
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, compute_outputs
 from secure_client.training.augmentation import Augmentation
 from secure_client.training.batches import TensorSource
@@ -31,13 +36,13 @@ from secure_client.training.job import Job, Schedule
 from secure_client.training.loop import run_job
 from tests.secure_client.jobs import (
     ADAM,
+    ALIGNED,
     CLASSES,
     DIM,
     SCHEDULE,
     SIDE,
     assert_alike,
     assert_close,
-    clusters,
     copies,
     jobs_of,
     model_of,
@@ -109,9 +114,11 @@ def test_joined_channels_of_normalised_network_train_as_alone(
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch declares no types here
-    """Count of operations that compute, as opposed to views: a GPU launches a kernel for each, or several."""
+    """Counts of operations that compute, as opposed to views: a GPU launches a kernel for each, or several."""
 
-    count = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -119,7 +126,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch d
         """Count and compute an operation."""
         name = function._schema.name.removeprefix("aten::")
         views = ("detach", "alias", "_unsafe_view", "lift_fresh", "empty", "empty_like", "empty_strided")
-        self.count += not (function.is_view or name in views)
+        if not (function.is_view or name in views):
+            self.names[name] += 1
         return function(*args, **(kwargs or {}))
 
 
@@ -132,12 +140,12 @@ def test_step_of_a_gpu_has_few_operations(spec: str, side: int, schedule: Schedu
     """The objective has some 40 of them; torch's versions differ by a few."""
     jobs = jobs_of(model_of(spec, side=side), schedule=schedule, sizes=(8, 8), side=side)
     stacked = Program(jobs)
-    stacked.start(jobs)
     inputs, labels = torch.rand(2, 4, 1, side, side, dtype=torch.float64), torch.tensor([[0, 1, 2, 0]] * 2)
-    stacked.step(range(2), inputs, labels, (4, 4))  # the first step makes views for the others
-    with Operations() as taken:  # type: ignore[no-untyped-call]
-        stacked.step(range(2), inputs, labels, (4, 4))
-    assert 0 < taken.count <= most
+    batch = StackedBatch(range(2), inputs, labels, (4, 4))
+    stacked.step(batch)  # the first step makes views for the others
+    with Operations() as taken:
+        stacked.step(batch)
+    assert 0 < taken.names.total() <= most
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -164,6 +172,16 @@ def test_outputs_in_eval_mode_are_those_of_the_models(
         torch.testing.assert_close(getattr(outputs, name), singly, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close([model.state_dict() for model in models], before, rtol=0, atol=0)
     assert all(torch.equal(stack.values[name][1], value) for name, value in before[1].items())
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_epoch_has_one_index_for_the_device(padded: bool) -> None:
+    """To index by a list is to copy the list to the device, which ends all of its earlier steps first."""
+    jobs = sorted(jobs_of(model_of()), key=lambda job: -len(job.source))
+    feed = Feed(jobs, padded=padded)
+    with Operations() as taken:
+        list(feed.epoch([torch.Generator().manual_seed(job.seed) for job in jobs]))
+    assert not {"index", "_to_copy"} & taken.names.keys()
 
 
 # Dropout
@@ -286,9 +304,8 @@ class StandIn:
 
 def run_plainly(jobs: list[Job]) -> None:
     plain = Program(jobs)
-    plain.start(jobs)
-    plain.run_epochs()
-    plain.finish()
+    plain.run(jobs)
+    plain.finish(jobs)
 
 
 def run_graphed(jobs: list[Job], rounds: int = 1) -> list[dict[str, Tensor]]:
@@ -298,9 +315,8 @@ def run_graphed(jobs: list[Job], rounds: int = 1) -> list[dict[str, Tensor]]:
     for _ in range(rounds):
         for job, state in zip(jobs, begun, strict=True):
             job.model.load_state_dict(state)
-        trained.start(jobs)
-        trained.run_epochs()
-        trained.finish()
+        trained.run(jobs)
+        trained.finish(jobs)
     return states(jobs)
 
 
@@ -333,12 +349,14 @@ def test_steps_that_cannot_be_captured_are_taken_one_by_one(
         raise RuntimeError("no graph here")
 
     monkeypatch.setattr(graphs, "capture", fail)
+    monkeypatch.setattr(graphs.GraphedSteps, "_fails", False)
     jobs = jobs_of(model_of(), schedule=EXACT, sizes=(9, 9))
     others = copies(jobs)
     run_plainly(others)
     with caplog.at_level(logging.WARNING, "protoseal.simulation"):
         torch.testing.assert_close(run_graphed(jobs), states(others), rtol=1e-12, atol=1e-12)
-    assert len(caplog.records) == 1
+        run_graphed(jobs)
+    assert len(caplog.records) == 1  # a failed capture keeps memory, so that no other program tries one
 
 
 class Lane:
@@ -357,71 +375,135 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
 
 
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[list[Job]]:
+    """Record the jobs of the programs that are built from now on."""
+    seen: list[list[Job]] = []
+
+    def build(jobs: list[Job], **settings: Any) -> Program:
+        seen.append(jobs)
+        return Program(jobs, **settings)
+
+    monkeypatch.setattr(training, "Program", build)
+    return seen
+
+
 @pytest.mark.usefixtures("lanes")
-def test_programs_in_streams_train_as_alone() -> None:
+def test_programs_in_streams_train_as_alone(built: list[list[Job]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two programs have memory at a time, so that the last group's jobs run in the first one's program."""
+    monkeypatch.setattr(training, "AT_ONCE", 2)
     kept = training.KeptPrograms()
     for lr in (0.0625, 0.03125):  # a later round has another learning rate, and other models
         jobs = sorted(jobs_of(model_of(), schedule=replace(EXACT, lr=lr)), key=batches_of_job, reverse=True)
-        circular = with_circular_padding(jobs[0])
+        circular = [with_circular_padding(jobs[0])]
         others = copies(jobs)
-        groups = [jobs[:1], jobs[1:3], [circular], jobs[3:4]]
+        groups = [("", jobs[:1]), ("", jobs[1:3]), ("circular", circular), ("", jobs[3:4])]
         losses = training.run_in_streams(groups, Precision.FLOAT32, kept)
         expected = [run_job(job) for job in others[:4]]
         assert losses[2] is None
         assert_close([loss for group in losses for loss in group or ()], expected, 1e-9)
         torch.testing.assert_close(states(jobs[:4]), states(others[:4]), rtol=1e-9, atol=1e-9)
+    assert len(built) == 4  # for one job, for two, and for the circular network in each round
 
 
-def test_kept_programs_leave_when_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = jobs_of(model_of())
-    kept = training.KeptPrograms()
-    first = kept.program("first", jobs[:1], Precision.FLOAT32)
-    assert kept.program("first", jobs[:1], Precision.FLOAT32) is first
-    monkeypatch.setattr(training, "GPU_BYTES", first.bytes)
-    second = kept.program("second", jobs[:1], Precision.FLOAT32)
-    assert kept.program("second", jobs[:1], Precision.FLOAT32) is second
-    assert kept.program("first", jobs[:1], Precision.FLOAT32) is not first
-
-
-def test_kept_programs_leave_when_unused_for_some_calls() -> None:
-    jobs = jobs_of(model_of(), sizes=(9,))
-    kept = training.KeptPrograms()
-    first = kept.program("first", jobs, Precision.FLOAT32)
-    for _ in range(training.KEPT_CALLS):
-        kept.begin_call()
-    assert kept.program("first", jobs, Precision.FLOAT32) is first
-    for _ in range(training.KEPT_CALLS + 1):
-        kept.begin_call()
-    assert kept.program("first", jobs, Precision.FLOAT32) is not first
-
-
-def test_kept_programs_have_no_clusters() -> None:
-    jobs = jobs_of(model_of(), guides=[clusters(0)], sizes=(9,))
-    kept = training.KeptPrograms()
-    first = kept.program("first", jobs, Precision.FLOAT32)
-    assert kept.program("first", jobs, Precision.FLOAT32) is not first
+@pytest.mark.usefixtures("joined")
+def test_last_batches_are_captured_only_if_they_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If sites take part by chance, last batches of the same lengths hardly come again."""
+    monkeypatch.setattr(graphs, "capture", StandIn)
+    monkeypatch.setattr(StandIn, "captured", 0)
+    counts = []
+    trained = None
+    for sizes in ((9, 6), (10, 7), (11, 5), (9, 6)):
+        jobs = jobs_of(model_of(), schedule=EXACT, sizes=sizes)
+        trained = trained or Program(jobs, graphed=True)
+        trained.run(jobs)
+        trained.finish(jobs)
+        counts.append(StandIn.captured)
+    assert counts == [2, 2, 2, 3]  # full batches of one and of two sites, then the last ones
 
 
 @pytest.mark.usefixtures("lanes")
-def test_kept_programs_lose_one_that_fails_in_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Program) -> None:
+def test_kept_programs_leave_when_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = jobs_of(model_of(), schedule=EXACT, sizes=(9, 9))
+    kept = training.KeptPrograms()
+    first = kept.program("first", jobs[:1], Precision.FLOAT32)
+    assert kept.program("first", jobs[:1], Precision.FLOAT32) is first
+    size = first.bytes
+    first.run(jobs[:1])
+    assert first.bytes > size  # its graphs' inputs, too
+    monkeypatch.setattr(training, "GPU_BYTES", first.bytes)
+    second = kept.program("second", jobs[1:], Precision.FLOAT32)
+    assert kept.program("second", jobs[1:], Precision.FLOAT32) is second
+    assert kept.program("first", jobs[:1], Precision.FLOAT32) is not first
+
+
+def test_program_without_references_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector of cycles does not know how much of a GPU's memory it would free."""
+    monkeypatch.setattr(graphs, "capture", lambda *_: Mock())
+    jobs = jobs_of(model_of(), schedule=EXACT, sizes=(9, 9))
+    trained = Program(jobs, graphed=True)
+    trained.run(jobs)
+    reference, source = weakref.ref(trained), weakref.ref(jobs[0].source)
+    gc.disable()
+    try:
+        del jobs
+        assert source() is None  # not even while it is kept
+        del trained
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("lanes")
+def test_programs_leave_when_memory_runs_out(
+    built: list[list[Job]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sites then train one by one, which needs the memory."""
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    jobs = jobs_of(model_of(), schedule=EXACT, sizes=(9,))
+    kept = training.KeptPrograms()
+    monkeypatch.setattr(graphs, "capture", fail)
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            training.run_in_streams([("", jobs)], Precision.FLOAT32, kept)
+    assert len(built) == 2
+    assert not caplog.records  # graphs are tried again
+
+
+@pytest.mark.usefixtures("lanes")
+def test_kept_programs_lose_one_that_fails_in_its_first_step(
+    built: list[list[Job]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
         raise CannotStack("a step")
 
-    built: list[list[Job]] = []
-
-    def build(jobs: list[Job], **settings: Any) -> Program:
-        built.append(jobs)
-        return Program(jobs, **settings)
-
-    monkeypatch.setattr(training, "Program", build)
     jobs = jobs_of(model_of(), sizes=(9,))
     kept = training.KeptPrograms()
     with monkeypatch.context() as failing:
-        failing.setattr(Program, "run_epochs", fail)
-        assert training.run_in_streams([jobs], Precision.FLOAT32, kept) == [None]
+        failing.setattr(Program, "run", fail)
+        assert training.run_in_streams([("", jobs)], Precision.FLOAT32, kept) == [None]
     for _ in range(2):
-        assert training.run_in_streams([jobs], Precision.FLOAT32, kept) != [None]
+        assert training.run_in_streams([("", jobs)], Precision.FLOAT32, kept) != [None]
     assert built == [jobs, jobs]  # the failed one, and another that is kept
+
+
+def test_share_of_a_gpu_bounds_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Mock(total_memory=2**32))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    gpu = torch.device("cuda")
+
+    def share() -> int:
+        training.share_gpu(0.25)
+        return training.usable_memory(gpu)
+
+    assert copy_context().run(share) == 2**29
+    assert training.usable_memory(gpu) == 2**31
+    assert shares == [0.25]
 
 
 # Precision
@@ -445,7 +527,15 @@ def test_bf16_training_is_near_float32(batching: Batching, *, stacked: bool) -> 
     ]
     lower, begun = copies(exact), states(exact)
     run_together(exact, batching)
+    seen: list[torch.dtype] = []
+
+    def objective(outputs: Outputs, labels: Tensor, guide: Any) -> Terms:
+        seen.append((outputs.features.T @ outputs.features).dtype)
+        return ALIGNED(outputs, labels, guide)
+
+    lower = [replace(job, objective=objective) for job in lower]
     run_together(lower, batching, precision=Precision.BF16)
+    assert set(seen) == {torch.float32}
     for ours, theirs, before in zip(states(lower), states(exact), begun, strict=True):
         moved = torch.cat([(theirs[name] - before[name]).flatten() for name in before])
         apart = torch.cat([(ours[name] - theirs[name]).flatten() for name in before])

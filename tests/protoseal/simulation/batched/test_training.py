@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from algorithms.method_losses import (
     PfplLoss,
 )
 from algorithms.prototypes import Guide, Targets
+from protoseal.simulation.batched import graphs
 from protoseal.simulation.batched.flat_models import FlatModels
 from protoseal.simulation.batched.training import Batching, KeptPrograms, run_together
 from secure_client.errors import TrainingError
@@ -287,14 +289,33 @@ SLOW = replace(SCHEDULE, lr=2.0**-10, local_epochs=1)
         ("resnet10", Norm.BATCH, 1e-6),  # batch normalisation of few pixels enlarges rounding
     ],
 )
-def test_graphs_on_a_gpu_train_as_alone(spec: str, norm: Norm, tolerance: float, schedule: Schedule) -> None:
+def test_graphs_on_a_gpu_train_as_alone(
+    spec: str, norm: Norm, tolerance: float, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In float64, so that rounding hides no error; later rounds use the graphs of the first one."""
+    capture = Mock(side_effect=graphs.capture)
+    monkeypatch.setattr(graphs, "capture", capture)
     jobs = on_gpu(jobs_of(model_of(spec, norm), schedule=schedule, sizes=(22, 21, 20, 9)))
     others, kept = copies(jobs), KeptPrograms()
     for _ in range(2):
         expected = [run_job(job) for job in others]
         assert_close(run_together(jobs, programs=kept), expected, tolerance)
+    assert capture.called
+    assert not graphs.GraphedSteps._fails  # or steps would have been taken without a graph
     torch.testing.assert_close(states(jobs), states(others), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", ["small-cnn", "resnet10"])
+def test_programs_on_a_gpu_repeat_bit_for_bit(spec: str) -> None:
+    """In other programs of the same sites, in float32."""
+    first = on_gpu(jobs_of(model_of(spec), schedule=SLOW, sizes=(22, 21, 20, 9)), torch.float32)
+    second = copies(first)
+    for jobs in (first, second):
+        kept = KeptPrograms()
+        for _ in range(2):
+            run_together(jobs, programs=kept)
+    torch.testing.assert_close(states(first), states(second), rtol=0, atol=0)
 
 
 @pytest.mark.gpu

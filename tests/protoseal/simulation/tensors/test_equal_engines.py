@@ -12,8 +12,7 @@ from torch.utils.data import TensorDataset
 from agreement import CONTROLS, METHODS
 from protoseal.simulation import site_pool
 from protoseal.simulation.batched import training
-from protoseal.simulation.batched.precision import Precision
-from protoseal.simulation.batched.training import Batching
+from protoseal.simulation.batched.training import Batching, Precision
 from protoseal.simulation.site_pool import SiteTraining
 from secure_client.data import SiteData
 from secure_client.training.job import Job, Losses

@@ -17,14 +17,14 @@ from protoseal.commands.simulation_progress import Bars
 from protoseal.reports.result_files import read_result
 from protoseal.simulation import experiment
 from protoseal.simulation.batched import training as batched
-from protoseal.simulation.batched.training import Batching
+from protoseal.simulation.batched.training import Batching, runs_at_once
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import CompletedRound, EndedRun, SeedRuns, Watcher, simulate
 from protoseal.simulation.run_folder import STATE, RunFolder, SavedRun
 from protoseal.simulation.site_pool import SiteTraining
 from protoseal.simulation.tensors.checkpoint import Checkpoints
 from protoseal.simulation.tensors.federation import TensorFederation
-from protoseal.simulation.tensors.lockstep import run_in_lockstep, runs_at_once
+from protoseal.simulation.tensors.lockstep import run_in_lockstep
 from secure_client.checkpoints.predictor import Predictor
 from secure_client.data import SiteData
 from secure_client.errors import DataError
@@ -212,6 +212,7 @@ def test_runs_at_once_fit_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs_at_once(few, model, device) > runs_at_once(many, model, device) > 1
     assert runs_at_once(many, model, device) > runs_at_once(many, 2 * model, device)
     monkeypatch.setattr(batched, "GPU_BYTES", 2**40)
+    assert runs_at_once(many, model, device) == batched.MOST_RUNS  # each has its data in the host's memory
     assert runs_at_once(many, batched.ALONE_ON_GPU, device) == 1
 
 
