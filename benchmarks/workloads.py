@@ -31,7 +31,10 @@ LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 1e-5
 
 @dataclass(frozen=True)
 class Workload:
-    """Local training at ``sites`` sites: ``steps`` batches of ``batch`` images (channels, side, side) an epoch."""
+    """Local training at ``sites`` sites: ``steps`` batches of ``batch`` images (channels, side, side) an epoch.
+
+    The last batch lacks ``missing`` images.
+    """
 
     model: str
     dim: int
@@ -41,11 +44,12 @@ class Workload:
     batch: int
     steps: int = 30
     norm: Norm = Norm.BATCH
+    missing: int = 0
 
     @property
     def samples(self) -> int:
         """Number of images of a site."""
-        return self.steps * self.batch
+        return self.steps * self.batch - self.missing
 
     def build(self) -> PrototypeModel:
         """Return the network on the CPU, with the same initial weights at every site."""
@@ -96,7 +100,7 @@ WORKLOADS = {
     "small-cnn-28": Workload("small-cnn", 64, 1, 28, sites=20, batch=10),
     "fedpc-cnn": Workload("fedpc-cnn", 192, 3, 32, sites=100, batch=10, steps=10),
     "resnet10": Workload("resnet10", 512, 3, 32, sites=20, batch=32, steps=10),
-    "resnet18": Workload("resnet18", 512, 3, 32, sites=20, batch=4, steps=10),
+    "resnet18": Workload("resnet18", 512, 3, 32, sites=20, batch=4, steps=10, missing=1),
 }
 """Workloads by name: those whose limits were measured on a card by hand, at one size of images for every column."""
 

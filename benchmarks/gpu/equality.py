@@ -27,14 +27,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from agreement import Protection
+from agreement import ConfigError, Protection
 from protoseal.simulation.batched import graphs
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import CompletedRound, Watcher, simulate
@@ -61,6 +61,7 @@ GRAPHS = Path(graphs.__file__).stem
 class Case:
     """A configuration of ``simulate``, and the ``variants`` of it that run on the device.
 
+    A variant's ``seeds`` are further seeds, which train in lockstep with the one that is compared.
     With ``beside_itself`` all runs are on the device and batched, where random numbers are drawn for each site: the
     engines are compared with each other.
     """
@@ -101,13 +102,14 @@ class Measured(NamedTuple):
 
 
 class _Reports(Watcher):
-    """Losses of every site and round."""
+    """Losses of every site and round of a seed."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         self.losses: dict[tuple[int, str], tuple[float, ...]] = {}
+        self._seed = seed
 
     def on_completed(self, completed: CompletedRound) -> None:
-        for site, report in completed.reports.items():
+        for site, report in completed.reports.items() if completed.seed == self._seed else ():
             given = report.loss, report.loss_classification
             self.losses[completed.round, site] = tuple(float("nan") if x is None else x for x in given)
 
@@ -142,7 +144,8 @@ def compare(case: Case, device: str) -> Iterator[Comparison]:
 def _compare_seed(
     case: Case, variants: Sequence[Mapping[str, object]], device: str, seed: int
 ) -> Iterator[Comparison]:
-    alone: dict[str, object] = {"device": "cpu", "engine": "sessions", "batched": "never", "seeds": [seed]}
+    engine = {"engine": "sessions" if is_served(case, {"engine": "sessions"}) else "tensors"}
+    alone: dict[str, object] = {**engine, "device": "cpu", "batched": "never", "seeds": [seed]}
     if case.beside_itself:
         alone |= {"device": device, "batched": "always"}
     plain = alone | {"protection": "plain"}
@@ -158,7 +161,8 @@ def _compare_seed(
     for variant in variants:
         name = " ".join([case.name, *(f"{key}={value}" for key, value in variant.items())])
         try:
-            tested = run(case, {**variant, "device": device, "seeds": [seed]})
+            seeds = [seed, *cast("Sequence[int]", variant.get("seeds", ()))]
+            tested = run(case, {**variant, "device": device, "seeds": seeds})
         except Exception as error:  # the other variants run
             traceback.print_exc()
             if device == "cuda":
@@ -243,14 +247,23 @@ def load(case: Case, flags: Mapping[str, object], out: Path, *settings: str) -> 
     return load_simulation(None, {**case.flags, **flags, "out": out}, [*case.settings, *settings])
 
 
+def is_served(case: Case, flags: Mapping[str, object]) -> bool:
+    """Return True unless the product refuses the case with these flags."""
+    try:
+        load(case, flags, Path())
+    except ConfigError:
+        return False
+    return True
+
+
 def run(case: Case, flags: Mapping[str, object], *settings: str) -> Outcome:
-    """Run a case and return its results, of which nothing stays on disk.
+    """Run a case and return the results of its first seed, of which nothing stays on disk.
 
     Raises the errors of :func:`simulate`, and ``RuntimeError`` for an error that a site contained.
     """
-    reports = _Reports()
     with tempfile.TemporaryDirectory(prefix="protoseal-gpu-") as folder:
         config = load(case, flags, Path(folder), *settings)
+        reports = _Reports(config.seeds[0])
         with raise_logged_errors():
             result = simulate(config, reports, fresh=True)
         exact: dict[str, Any] = {
@@ -262,7 +275,8 @@ def run(case: Case, flags: Mapping[str, object], *settings: str) -> Outcome:
         values: dict[str, list[NDArray[Any]]] = {
             "losses": [np.array(losses) for _, losses in sorted(reports.losses.items())]
         }
-        for path in sorted(Path(folder).glob("sites/*/*.safetensors")):
+        first = Path(folder, f"seed-{config.seeds[0]}") if len(config.seeds) > 1 else Path(folder)
+        for path in sorted(first.glob("sites/*/*.safetensors")):
             for name, array in sorted(load_file(path).items()):
                 if array.dtype.kind == "f":
                     values.setdefault(path.stem, []).append(array.ravel())

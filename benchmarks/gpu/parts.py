@@ -82,10 +82,10 @@ def measure_rounds(device: str) -> Iterator[RoundShare]:
 
 
 PARTS: dict[str, Part] = {
-    "tests": Part(run_gpu_tests, 60),
-    "networks": Part(compare_networks, 150),
-    "deep-networks": Part(compare_deep_networks, 150),
-    "dp-sgd": Part(compare_private, 60),
+    "tests": Part(run_gpu_tests, 120),
+    "networks": Part(compare_networks, 240),
+    "deep-networks": Part(compare_deep_networks, 240),
+    "dp-sgd": Part(compare_private, 120),
     **{name: Part(partial(compare_methods, protection=name), 240) for name in PROTECTIONS},
     **{f"speed-{name}": Part(partial(time_workload, name), 75, alone=True) for name in WORKLOADS},
     "rounds": Part(measure_rounds, 120, alone=True),

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from agreement import ConfigError, DpSgdSection, Norm
+from agreement import DpSgdSection, Norm
 from agreement.registry.methods import METHODS
 from benchmarks.gpu.equality import (
     Case,
@@ -22,14 +21,15 @@ from benchmarks.gpu.equality import (
     Outcome,
     choices,
     compare,
+    is_served,
     judge,
-    load,
     raise_logged_errors,
     run,
 )
 from benchmarks.workloads import WORKLOADS, Workload
-from protoseal.simulation.batched.training import Batching, KeptPrograms, run_together
+from protoseal.simulation.batched.training import Batching, KeptPrograms, Precision, run_together
 from secure_client.training.batches import TensorSource
+from secure_client.training.job import Job
 
 DIGITS: Mapping[str, object] = {
     "dataset": "digits",
@@ -48,10 +48,15 @@ COLOUR = (
     *("preprocessing.mean=[0.5,0.5,0.5]", "preprocessing.std=[0.5,0.5,0.5]"),
 )
 ENGINES = tuple({"engine": engine} for engine in choices("engine"))
+LOCKSTEP: Mapping[str, object] = {"engine": "tensors", "seeds": [7]}
 NETWORKS = {
     "fedpc-cnn": ("training.model=fedpc-cnn",),
     "fedpc-cnn, Adam": ("training.model=fedpc-cnn", "training.optimiser=adam", "training.lr=0.001"),
     "tanh-cnn": ("training.model=tanh-cnn",),
+    "schedule": (
+        *("training.model=tanh-cnn", "training.momentum=0.9", "schedule.optimiser_state=kept"),
+        *("schedule.participation=0.7", "schedule.crop=2", "schedule.flip=true"),
+    ),
 }
 DEEP = {
     "resnet10": Workload("resnet10", 512, 3, 16, sites=3, batch=4, steps=4),
@@ -60,13 +65,16 @@ DEEP = {
 }
 LEAST_DEEP = 1e-10
 """Distance that is always allowed in float64: a million units of rounding."""
+ROUNDED = Workload("tanh-cnn", 64, 3, 16, sites=3, batch=16, steps=4)
+ROUNDED_POWER = 0.25
+"""Error of the learning rate that must show beside products of lower precision."""
 
 
 def compare_methods(device: str, protection: str) -> Iterator[Comparison]:
     """Compare every method that a protection serves, in every engine that runs it."""
     for method in METHODS:
         case = Case(f"{method}, {protection}", {**DIGITS, "method": method, "protection": protection}, BRIEF)
-        yield from _compare_variants(case, device, ENGINES)
+        yield from _compare_variants(case, device, [*ENGINES, LOCKSTEP])
 
 
 def compare_networks(device: str) -> Iterator[Comparison]:
@@ -80,6 +88,8 @@ def compare_networks(device: str) -> Iterator[Comparison]:
     yield from _compare_variants(
         Case("different networks", {**flags, **mixed}, (*BRIEF, *COLOUR, "dim=64")), device, batched
     )
+    grouped = {**flags, "method": "fedpc", "sites": 8, "split": "dirichlet:0.3,per=30"}
+    yield from _compare_variants(Case("two groups", grouped, (*BRIEF, "fedpc.groups=2")), device, ENGINES)
     dropout = (*BRIEF, f"training.model={__name__}:build_dropout_network")
     masked = [
         variant for variant in batched if variant != {"batched": "never"}
@@ -102,37 +112,64 @@ def compare_deep_networks(device: str) -> Iterator[Comparison]:
                 tested = _train_twice(workload, device, batching)
                 distances, problems = judge(measured, tested, 0.01, LEAST_DEEP)
                 yield Comparison(f"{name} batched={batching}", 0, distances, problems)
+    yield from _compare_precisions(device)
 
 
-def _train_twice(workload: Workload, device: str, batching: Batching, rate: float = 1.0) -> Outcome:
-    """Train in two calls, as in two rounds, of which the second finds its programs."""
+def _compare_precisions(device: str) -> Iterator[Comparison]:
+    """Compare training in lower precision with float32 on the CPU, where bfloat16 gives the size of its error.
+
+    TF32 rounds to three bits more, so that its error is an eighth.
+    """
+    always = Batching.ALWAYS
+    with raise_logged_errors():
+        reference, shifted, rounded = (
+            _train_twice(ROUNDED, "cpu", always, rate, precision)
+            for rate, precision in (
+                (1.0, Precision.FLOAT32),
+                (1.0 + ROUNDED_POWER, Precision.FLOAT32),
+                (1.0, Precision.BF16),
+            )
+        )
+        for precision, share in ((Precision.TF32, 1 / 8), (Precision.BF16, 1.0)):
+            error = {
+                kind: values + share * (rounded.values[kind] - values)
+                for kind, values in reference.values.items()
+            }
+            measured = Measured(reference, reference, shifted, Outcome({}, error))
+            tested = _train_twice(ROUNDED, device, always, precision=precision)
+            distances, problems = judge(measured, tested, ROUNDED_POWER)
+            yield Comparison(f"{ROUNDED.model} precision={precision}", 0, distances, problems)
+
+
+def _train_twice(
+    workload: Workload, device: str, batching: Batching, rate: float = 1.0, precision: Precision | None = None
+) -> Outcome:
+    """Train in two calls, as in two rounds, of which the second finds its programs; in float64 without a precision."""
+    dtype = torch.float64 if precision is None else torch.float32
     jobs = []
     for job in workload.jobs(torch.device(device)):
         inputs, labels = job.source.tensors  # type: ignore[attr-defined]
-        source = TensorSource(TensorDataset(inputs.double(), labels), job.device)
+        source = TensorSource(TensorDataset(inputs.to(dtype), labels), job.device)
         schedule = replace(job.schedule, lr=rate * 2.0**-7)  # exact in float32, in which a graph reads it
-        jobs.append(replace(job, model=job.model.double(), source=source, schedule=schedule))
-    programs = KeptPrograms()
+        jobs.append(replace(job, model=job.model.to(dtype), source=source, schedule=schedule))
+    begun, programs = _weights(jobs), KeptPrograms()
     for _ in range(2):
-        run_together(jobs, batching, programs=programs)
-    weights = torch.cat([nn.utils.parameters_to_vector(job.model.parameters()).detach() for job in jobs])
-    return Outcome({}, {"model": weights.cpu().numpy()})
+        run_together(jobs, batching, precision=precision or Precision.FLOAT32, programs=programs)
+    return Outcome({}, {"change": (_weights(jobs) - begun).numpy()})
+
+
+def _weights(jobs: Sequence[Job]) -> Tensor:
+    """Return a copy of all weights, float64 (P,), on the CPU."""
+    flat = [nn.utils.parameters_to_vector(job.model.parameters()).detach() for job in jobs]
+    return torch.cat(flat).cpu().double()
 
 
 def _compare_variants(
     case: Case, device: str, variants: Sequence[Mapping[str, object]]
 ) -> Iterator[Comparison]:
-    served = tuple(variant for variant in variants if _is_served(case, variant))
+    served = tuple(variant for variant in variants if is_served(case, variant))
     if served:
         yield from compare(replace(case, variants=served), device)
-
-
-def _is_served(case: Case, variant: Mapping[str, object]) -> bool:
-    try:
-        load(case, variant, Path())
-    except ConfigError:
-        return False
-    return True
 
 
 def build_dropout_network(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
@@ -181,10 +218,9 @@ def _train_privately(device: str, rate: float) -> Tensor:
     inputs, labels = workload.images(workload.samples).tensors
     source = TensorSource(TensorDataset(inputs, torch.zeros_like(labels)), job.device)
     schedule = replace(job.schedule, lr=0.1 * rate, batch_size=workload.samples)
-    before = nn.utils.parameters_to_vector(job.model.parameters()).detach().clone()
+    before = _weights([job])
     run_together([replace(job, source=source, schedule=schedule, dp_sgd=PRIVATE)])
-    after = nn.utils.parameters_to_vector(job.model.parameters()).detach()
-    return (after - before).double().cpu()
+    return _weights([job]) - before
 
 
 def _run_privately(device: str) -> Comparison:

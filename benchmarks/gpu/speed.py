@@ -116,9 +116,9 @@ def _plain_loop(workload: Workload, device: torch.device) -> Way:
 
 
 def shuffle_batches(inputs: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield full batches in a random order, as a shuffling loader without workers gives them."""
+    """Yield batches in a random order, as a shuffling loader without workers gives them."""
     order = torch.randperm(len(labels)).to(labels.device)
-    for start in range(0, len(labels) - size + 1, size):
+    for start in range(0, len(labels), size):
         chosen = order[start : start + size]
         yield inputs[chosen], labels[chosen]
 

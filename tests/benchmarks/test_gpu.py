@@ -29,7 +29,10 @@ from tests.support.marks import full_but
 
 CPU = torch.device("cpu")
 CASE = Case(
-    "pfpl", {**DIGITS, "method": "pfpl", "split": "iid:per=20", "sites": 3}, BRIEF, ({"batched": "always"},)
+    "pfpl",
+    {**DIGITS, "method": "pfpl", "split": "iid:per=30", "sites": 3},
+    BRIEF,
+    ({"batched": "always", "seeds": [7]},),
 )
 TINY = replace(WORKLOADS["small-cnn-28"], sites=2, batch=4, steps=2)
 
@@ -61,6 +64,12 @@ def test_choices_are_those_of_the_setting() -> None:
 
 
 @pytest.mark.full
+def test_compare_deep_networks_lower_precision_alone_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "DEEP", {})
+    assert [comparison.problems for comparison in paths.compare_deep_networks("cpu")] == [(), ()]
+
+
+@pytest.mark.full
 def test_compare_private_noise_alone_is_no_problem() -> None:
     assert [comparison.problems for comparison in compare_private("cpu")] == [(), ()]
 
@@ -88,6 +97,12 @@ def test_limits_in_bfloat16_stay_near_float32(name: str) -> None:
     make, begun = limits.LIMITS[name], nn.utils.parameters_to_vector(TINY.network().parameters()).detach()
     exact, mixed = (make(limits.Batches.draw(TINY, CPU), kind).weights() for kind in (False, True))
     assert 0 < float((mixed - exact).norm()) < 0.1 * float((exact - begun).norm())
+
+
+def test_shuffle_batches_last_one_may_be_shorter() -> None:
+    batches = list(speed.shuffle_batches(torch.arange(7.0), torch.arange(7), 3))
+    assert [len(inputs) for inputs, _ in batches] == [3, 3, 1]
+    assert sorted(torch.cat([labels for _, labels in batches]).tolist()) == list(range(7))
 
 
 @pytest.mark.full
@@ -147,6 +162,7 @@ def test_compare_networks_dropout_on_a_device_is_always_batched(monkeypatch: pyt
     (dropout,) = (case for case in cases if case.beside_itself)
     assert not [comparison.problems for comparison in compare(dropout, "cuda") if comparison.problems]
     assert {flags["device"] for flags in runs} == {"cuda"}
+    assert {"schedule", "two groups"} <= {case.name for case in cases}
     assert "never" not in {flags.get("batched") for flags in runs}
 
 
