@@ -79,7 +79,7 @@ def test_simulate_tensors_killed_anywhere_resumes_to_same_files(
     caplog: pytest.LogCaptureFixture,
     point: str,
 ) -> None:
-    """A resumed run that was begun with another torch says so."""
+    """A run that resumes from another torch's checkpoint says so."""
     out = tmp_path / "out"
     owner, name, count = POINTS[point]
     monkeypatch.setattr(Checkpoints, "is_due", True)
@@ -88,9 +88,9 @@ def test_simulate_tensors_killed_anywhere_resumes_to_same_files(
         fail_at(patch, owner, name, count, after=True)
         with pytest.raises(Killed):
             simulate(config_for(out))
-    assert "0.0" not in caplog.text
+    has_checkpoint = any((out / STATE).rglob("checkpoint.safetensors"))
     simulate(config_for(out))
-    assert "'torch': '0.0'" in caplog.text
+    assert ("'torch': '0.0'" in caplog.text) is has_checkpoint
     check_same(out, undisturbed)
 
 
