@@ -36,6 +36,7 @@ import torch
 from agreement import Method, method_named
 from agreement.errors import UserError
 from agreement.toml_loading import validate
+from protoseal.simulation.batched.training import share_gpu
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import (
     SeedRuns,
@@ -191,7 +192,9 @@ class RayRuns:
         for config, _, task, unfinished in begun:
             for seed, method in unfinished if config.out not in self._failures else ():
                 _, divided = self._division(task, config, seed)
-                reference = self._run.remote(task, seed, method.value, divided, self._threads)
+                reference = self._run.remote(
+                    task, seed, method.value, divided, self._threads, self._resources.gpus
+                )
                 self._pending[reference] = EndedTask(config.out, seed, method.value, None)
 
     @contextmanager
@@ -280,9 +283,13 @@ def _divide(task: TaskConfig, seed: int) -> tuple[str | None, DividedData | str]
     return divided.sha256, divided
 
 
-def _run(task: TaskConfig, seed: int, method: str, divided: DividedData | str, threads: int) -> str | None:
+def _run(
+    task: TaskConfig, seed: int, method: str, divided: DividedData | str, threads: int, gpus: float
+) -> str | None:
     """Run one method on one seed's data; return the error, or None."""
     _end_by_sigterm()
+    if 0.0 < gpus < 1.0:
+        share_gpu(gpus)
     if isinstance(divided, str):
         return divided
     torch.set_num_threads(threads)

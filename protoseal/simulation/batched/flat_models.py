@@ -106,10 +106,6 @@ class FlatModels:
                 tensors[name].data = view.copy_(tensors[name].detach())
         _BOUND[self.values.untyped_storage().data_ptr()] = self
 
-    def columns(self, names: Collection[str]) -> list[slice]:
-        """Return the columns of ``values`` that hold these parameters and buffers: see :meth:`Layout.columns`."""
-        return self.layout.columns(names)
-
     @staticmethod
     def find(models: Sequence[nn.Module]) -> tuple[FlatModels, Tensor] | None:
         """Return the object to which all of the models are bound, and their rows, int64 (S,); None without such one."""

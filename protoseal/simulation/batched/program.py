@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from algorithms.losses import Outputs, Terms
-from algorithms.prototypes import Clusters, Guide, Targets
+from algorithms.prototypes import Guide
 from protoseal.simulation.batched.feed import Feed, StackedBatch
 from protoseal.simulation.batched.flat_models import CannotStack
 from protoseal.simulation.batched.graphs import GraphedSteps
@@ -125,10 +125,8 @@ class Program:
         loaded, self._loaded = self._loaded, None  # those of the constructor, until the first run
         if jobs is not loaded:
             self._stack.load([job.model for job in jobs])
-            lr = self._optimiser.lr
-            self._optimiser.lr = (
-                lr.fill_(jobs[0].schedule.lr) if isinstance(lr, Tensor) else jobs[0].schedule.lr
-            )
+            lr, rate = self._optimiser.lr, jobs[0].schedule.lr
+            self._optimiser.lr = lr.fill_(rate) if isinstance(lr, Tensor) else rate
             for guide, current in zip(self._guides, _stack_guides(jobs), strict=True):
                 guide.copy_(current)
             for name, anchors in self._stack_anchors(jobs).items():
@@ -255,10 +253,5 @@ def _stack_guides(jobs: Sequence[Job]) -> list[Tensor]:
 
 
 def guide_tensors(guide: Guide | None) -> tuple[Tensor, ...]:
-    """Return the tensors of a guide."""
-    match guide:
-        case Targets(rows, present):
-            return rows, present
-        case Clusters(rows, labels, weights):
-            return rows, labels, weights
-    return ()
+    """Return the tensors of a guide, in the order of its fields."""
+    return () if guide is None else tuple(vars(guide).values())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -156,18 +156,15 @@ def run_together(
         if batching is Batching.NEVER:
             return [run_alone(job, precision) for job in jobs]
         losses: dict[int, Losses] = {}
-        groups = list(_groups(jobs, batching, at_once))
-        group_jobs = [[jobs[number] for number in numbers] for _, numbers in groups]
+        numbered = list(_groups(jobs, batching, at_once))
+        groups = [(kind, [jobs[number] for number in numbers]) for kind, numbers in numbered]
         if jobs and all(job.device.type == "cuda" for job in jobs):
-            kinds = (kind for kind, _ in groups)
-            kept = programs or KeptPrograms()
-            trained = run_in_streams(list(zip(kinds, group_jobs, strict=True)), precision, kept)
+            trained = run_in_streams(groups, precision, programs or KeptPrograms())
         else:
-            trained = _run_side_by_side(group_jobs, precision)
-        for (_, numbers), members, stacked in zip(groups, group_jobs, trained, strict=True):
-            losses.update(
-                zip(numbers, stacked or [run_alone(job, precision) for job in members], strict=True)
-            )
+            trained = _run_side_by_side([members for _, members in groups], precision)
+        for (_, numbers), (_, members), stacked in zip(numbered, groups, trained, strict=True):
+            group_losses = stacked or [run_alone(job, precision) for job in members]
+            losses.update(zip(numbers, group_losses, strict=True))
     return [losses[number] for number in range(len(jobs))]
 
 
@@ -254,7 +251,8 @@ def share_gpu(share: float) -> None:
 
     Training that needs more runs out of memory.
     """
-    torch.cuda.set_per_process_memory_fraction(share)
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(share)
     _SHARE.set(share)
 
 
@@ -282,29 +280,25 @@ def _run_at_once(
     here, streams = torch.cuda.current_stream(device), kept.streams(device)
     for stream in streams:
         stream.wait_stream(here)
-    running: list[Program | None] = []
+    ends: list[Callable[[], list[Losses]] | None] = []
     numbers: Counter[object] = Counter()
     for kind, jobs in groups:
         alike = kind, len(jobs), precision
-        number = numbers[alike]
         numbers[alike] += 1
-        key = alike, number
+        key = alike, numbers[alike]
         try:
             # A program keeps to one stream, in which its graphs, which share memory, are replayed in turn.
-            with torch.cuda.stream(streams[number % len(streams)]):
+            with torch.cuda.stream(streams[numbers[alike] % len(streams)]):
                 program = kept.program(key, jobs, precision)
                 program.run(jobs)
         except CannotStack:  # raised before or in the first step, which changes only copies
             kept.drop(key)
-            running.append(None)
+            ends.append(None)
         else:
-            running.append(program)
+            ends.append(partial(program.finish, jobs))
     for stream in streams:
         here.wait_stream(stream)
-    return [
-        None if program is None else program.finish(jobs)
-        for program, (_, jobs) in zip(running, groups, strict=True)
-    ]
+    return [None if end is None else end() for end in ends]
 
 
 def _run_side_by_side(groups: Sequence[list[Job]], precision: Precision) -> list[list[Losses] | None]:

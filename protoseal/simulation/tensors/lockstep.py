@@ -52,20 +52,16 @@ def _train(
     turn: Sequence[RoundTraining], training: SiteTraining, programs: KeptPrograms
 ) -> Sequence[Sequence[Losses | None]]:
     def together() -> Sequence[Sequence[Losses | None]]:
-        losses = iter(
-            train_jobs(
-                [site.jobs(begun.number) for begun in turn for site in begun.sites], training, programs
-            )
-        )
+        jobs = [site.jobs(begun.number) for begun in turn for site in begun.sites]
+        losses = iter(train_jobs(jobs, training, programs))
         return [list(islice(losses, len(begun.sites))) for begun in turn]
 
     def alone() -> Sequence[Sequence[Losses | None]]:
         return [train_sites(begun.sites, begun.number, training, programs) for begun in turn]
 
     def undone_and_alone() -> Sequence[Sequence[Losses | None]]:
-        for begun in turn:
-            for site in begun.sites:
-                site.undo()
+        for site in (site for begun in turn for site in begun.sites):
+            site.undo()
         return alone()
 
     if len(turn) == 1 or training.batching is Batching.NEVER:

@@ -213,7 +213,7 @@ class ModelRows:
 
     @cached_property
     def _columns(self) -> list[slice]:
-        return self._flat.columns(self._names)
+        return self._flat.layout.columns(self._names)
 
     @cached_property
     def _sizes(self) -> tuple[int, int]:
@@ -224,7 +224,7 @@ class ModelRows:
         """Columns of the averaged part, each with the bound of its numbers."""
         model, *_ = next(iter(self._learners.values())).models
         parameters = {name for name, _ in model.named_parameters()}
-        agreed, columns = self._averaging, self._flat.columns
+        agreed, columns = self._averaging, self._flat.layout.columns
         return [
             *((part, agreed.parameter_bound) for part in columns(self._names & parameters)),
             *((part, agreed.buffer_bound) for part in columns(self._names - parameters)),

@@ -374,6 +374,18 @@ def test_simulate_fresh_on_ray_beside_another_sweep_deletes_nothing(
     assert sorted(out.rglob("*")) == before
 
 
+@pytest.mark.parametrize("gpus", [0.0, 0.25, 1.0])
+def test_start_ray_runs_on_a_part_of_a_gpu_takes_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: float
+) -> None:
+    shares: list[float] = []
+    monkeypatch.setattr(ray_runs, "share_gpu", shares.append)
+    monkeypatch.setattr(ray_runs, "run_method", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "ray", InlineRay())
+    with start_ray_runs([config_for(tmp_path / "out")], CLUSTER, gpus=gpus):
+        assert set(shares) == ({gpus} if gpus == 0.25 else set())
+
+
 def test_start_ray_runs_lost_task_fails_in_rays_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

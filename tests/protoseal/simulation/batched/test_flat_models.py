@@ -55,7 +55,7 @@ def test_columns_of_an_averaged_part_hold_its_vector(part: ModelPart) -> None:
     models = normalised_models()
     flat = FlatModels(models)
     averaged = [AveragedPart(model, part) for model in models]
-    columns = flat.columns(averaged[0].names)
+    columns = flat.layout.columns(averaged[0].names)
     rows = torch.cat([flat.values[:, part_columns] for part_columns in columns], dim=1)
     np.testing.assert_array_equal(rows.double().numpy(), [average.vector() for average in averaged])
     assert len(columns) <= 3  # neighbours are one slice
