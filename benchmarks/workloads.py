@@ -9,6 +9,7 @@ Limit: random images cost the same as real ones, but a loss on them says nothing
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
@@ -77,10 +78,10 @@ class Workload:
 
     def jobs(self, device: torch.device, epochs: int = 1) -> list[Job]:
         """Return each site's job for the product: plain cross entropy, and images of the site's own."""
-        schedule = Schedule(LR, MOMENTUM, WEIGHT_DECAY, self.batch, epochs)
+        model, schedule = self.build(), Schedule(LR, MOMENTUM, WEIGHT_DECAY, self.batch, epochs)
         return [
             Job(
-                model=self.build().to(device),
+                model=copy.deepcopy(model).to(device),
                 source=TensorSource(self.images(self.samples, seed=site), device),
                 objective=CrossEntropyLoss(),
                 guide=None,

@@ -42,7 +42,8 @@ class Batches:
     @classmethod
     def draw(cls, workload: Workload, device: torch.device, dtype: torch.dtype = torch.float32) -> Batches:
         """Build the models and draw a batch for each site."""
-        models = [workload.network().to(device, dtype) for _ in range(workload.sites)]
+        network = workload.network()
+        models = [copy.deepcopy(network).to(device, dtype) for _ in range(workload.sites)]
         inputs, labels = workload.images(workload.sites * workload.batch).tensors
         of_sites = workload.sites, workload.batch
         return cls(

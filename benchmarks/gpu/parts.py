@@ -87,8 +87,8 @@ PARTS: dict[str, Part] = {
     "deep-networks": Part(compare_deep_networks, 240),
     "dp-sgd": Part(compare_private, 120),
     **{name: Part(partial(compare_methods, protection=name), 240) for name in PROTECTIONS},
-    **{f"speed-{name}": Part(partial(time_workload, name), 75, alone=True) for name in WORKLOADS},
-    "rounds": Part(measure_rounds, 120, alone=True),
+    **{f"speed-{name}": Part(partial(time_workload, name), 90, alone=True) for name in WORKLOADS},
+    "rounds": Part(measure_rounds, 150, alone=True),
 }
 """Parts by name: those that compare, and then those that measure speed."""
 

@@ -100,7 +100,7 @@ def _time_precision(
 
 def _plain_loop(workload: Workload, device: torch.device) -> Way:
     """Return the time of a step of PFLlib's loop over all sites, whose data are on the device."""
-    models = [workload.network().to(device) for _ in range(workload.sites)]
+    models = Batches.draw(workload, device).models
     data = [
         tuple(tensor.to(device) for tensor in workload.images(workload.samples, seed=site).tensors)
         for site in range(workload.sites)

@@ -20,11 +20,13 @@ from torch import nn
 
 from benchmarks.gpu import equality, limits, paths, speed
 from benchmarks.gpu.__main__ import main, run_part
-from benchmarks.gpu.equality import Case, Comparison, Outcome, choices, compare
+from benchmarks.gpu.equality import Case, Comparison, Outcome, choices, compare, raise_logged_errors
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.paths import BRIEF, DIGITS, compare_private
 from benchmarks.gpu.report import PartReport, markdown
 from benchmarks.workloads import WORKLOADS
+from protoseal.simulation.batched import graphs
+from protoseal.simulation.batched.feed import StackedBatch
 from tests.support.marks import full_but
 
 CPU = torch.device("cpu")
@@ -174,6 +176,27 @@ def test_compare_deep_networks_learning_rate_is_exact_in_float32(monkeypatch: py
     list(paths.compare_deep_networks("cpu"))
     exact = [rate for rate in rates if float(np.float32(rate)) == rate]
     assert len(exact) == len(rates) - 2  # two calls with another rate, on the CPU
+
+
+def test_raise_logged_errors_graphs_that_failed_before_are_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A path without graphs, which is only logged, must not let the next one train without graphs in silence."""
+    monkeypatch.setattr(graphs, "capture", Mock(side_effect=RuntimeError("no capture")))
+    monkeypatch.setattr(torch.cuda, "empty_cache", Mock())
+    monkeypatch.setattr(torch.cuda, "memory_reserved", Mock(return_value=0))
+
+    def train() -> None:
+        steps = graphs.GraphedSteps()
+        batch = StackedBatch(range(1), torch.zeros(1, 1), torch.zeros(1, 1), (1,))
+        with raise_logged_errors():
+            for _ in range(graphs.WARM_STEPS + 1):
+                steps(Mock(), batch)
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="could not be captured") as raised:
+            train()
+        assert str(raised.value.__cause__) == "no capture"
 
 
 def test_compare_error_that_ends_the_device_ends_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
