@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -259,7 +259,7 @@ def run_contestant(contestant: Contestant, work: Work, weights: Path, limit: flo
         timer = threading.Timer(limit, stop)
         timer.start()
         try:
-            rounds = list(_read_rounds(process, work.folder, stopped))
+            rounds = list(_read_rounds(process, stopped))
             process.wait()
         finally:
             timer.cancel()
@@ -274,7 +274,7 @@ def run_contestant(contestant: Contestant, work: Work, weights: Path, limit: flo
     return rounds
 
 
-def _read_rounds(process: subprocess.Popen[str], folder: Path, stopped: threading.Event) -> Iterator[Round]:
+def _read_rounds(process: subprocess.Popen[str], stopped: threading.Event) -> Iterator[Round]:
     before: Spent | None = None
     for line in process.stdout or ():
         try:
@@ -283,8 +283,7 @@ def _read_rounds(process: subprocess.Popen[str], folder: Path, stopped: threadin
             continue  # a framework's own message
         if not isinstance(told, dict) or "round" not in told:
             continue
-        # The contestant itself may have ended, which leaves it without a folder until it is waited for.
-        cpu, peak = measure_usage({process.pid, *find_processes(folder)})
+        cpu, peak = tree_usage(process.pid)
         now = Spent(time.perf_counter(), cpu)
         if stopped.is_set():
             return  # the CPU seconds of processes that were killed are not in cpu
@@ -295,7 +294,7 @@ def _read_rounds(process: subprocess.Popen[str], folder: Path, stopped: threadin
 
 
 def find_processes(folder: Path) -> set[int]:
-    """Return the processes that work in a folder.
+    """Return the processes that work in a folder and have not ended.
 
     A contestant's processes keep the folder that it was started in. They need not be of its session, as torchrun's
     workers are not, nor its descendants, as orphans are not.
@@ -317,17 +316,35 @@ def kill_processes(folder: Path) -> None:
         time.sleep(0.01)
 
 
-def measure_usage(pids: Iterable[int]) -> tuple[float, int]:
-    """Return CPU seconds of processes and of their ended children, and the sum of their peak memory, bytes."""
-    ticks, kibibytes = 0, 0
-    for pid in pids:
-        with suppress(OSError):  # ended meanwhile
+def tree_usage(root: int) -> tuple[float, int]:
+    """Return CPU seconds of a process and its descendants, ended ones too, and the sum of their peak memory, bytes."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
             # The name of the program, in brackets, may hold blanks.
-            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))
-            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-            kibibytes += sum(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
-    return ticks / os.sysconf("SC_CLK_TCK"), 1024 * kibibytes
+            fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            continue  # ended meanwhile
+        pid = int(path.parent.name)
+        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    tree = {pid for pid in parents if root in _ancestry(pid, parents)}
+    seconds = sum(ticks[pid] for pid in tree) / os.sysconf("SC_CLK_TCK")
+    return seconds, sum(map(_peak, tree))
+
+
+def _ancestry(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
+    while pid in parents:
+        yield pid
+        pid = parents[pid]
+
+
+def _peak(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
 def check_weights(name: str, weights: Path, plain: Path, work: Work, steps: int) -> float:
