@@ -35,21 +35,6 @@ from secure_client.training.averaged_parameters import AveragedPart
 from secure_client.training.learner import choose_device
 from secure_server.process_pool import Workers
 
-__all__ = [
-    "COMPARED",
-    "CompletedRound",
-    "EndedRun",
-    "SeedRuns",
-    "Watcher",
-    "WrittenResult",
-    "claim_folder",
-    "data_settings",
-    "divide_data",
-    "load_scene",
-    "run_method",
-    "simulate",
-]
-
 _log = logging.getLogger(__name__)
 
 
@@ -446,7 +431,7 @@ class SeedRuns:
 
     def _report_round(self, method: Method, run: LocalFederation | TensorFederation, number: int) -> None:
         self._folder.note_round(self._seed, method)
-        self._watcher.on_completed(CompletedRound(self._seed, method, number, run.reports(number)))
+        self._watcher.on_completed(CompletedRound(self._seed, method, number, run.pool.reports(number)))
 
     def _method_folder(self, method: Method) -> Path:
         return self._out if method is self._config.method else self._out / COMPARED / method.value

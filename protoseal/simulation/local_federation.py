@@ -295,10 +295,6 @@ class LocalFederation:
         """Rounds of the coordinator so far."""
         return self.log.rounds()
 
-    def reports(self, round_number: int) -> dict[str, SiteRound]:
-        """Return the figures of the sites that reported a round."""
-        return self.pool.reports(round_number)
-
     @property
     def outcome(self) -> RunOutcome:
         """Return the results so far."""

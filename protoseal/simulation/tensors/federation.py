@@ -56,7 +56,7 @@ from secure_client.checkpoints.predictor import with_trained
 from secure_client.data import SiteData
 from secure_client.error_containment import run_or_fallback
 from secure_client.output.site_files import write_agreement
-from secure_client.output.site_log import SiteRound, site_round, write_site_log
+from secure_client.output.site_log import site_round, write_site_log
 from secure_client.training.evaluation import Evaluation
 from secure_client.training.feature_pass import EmbeddedBatch
 from secure_client.training.job import Losses
@@ -152,10 +152,6 @@ class TensorFederation:
             self._on_completed(self, number)
             if self._checkpoints.is_due:
                 self._checkpoints.save(number)
-
-    def reports(self, round_number: int) -> dict[str, SiteRound]:
-        """Return the figures of the sites that reported a round."""
-        return self.pool.reports(round_number)
 
     @property
     def outcome(self) -> RunOutcome:
