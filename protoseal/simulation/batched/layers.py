@@ -14,9 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from protoseal.simulation.batched.flat_models import CannotStack
+from secure_client.training.batches import copy_to
 
 Values = Mapping[str, Tensor]
 """Parameters and buffers by name, stacked: (S, *shape)."""
+
+
+def index_sites(sites: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Return the index of these sites' rows: of a ``range`` a slice, else int64 (S′,) on the device."""
+    if isinstance(sites, range):
+        return slice(sites.start, sites.stop)
+    return copy_to(device, torch.tensor(sites))
 
 
 class Draws(NamedTuple):

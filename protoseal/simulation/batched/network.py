@@ -28,11 +28,11 @@ from protoseal.simulation.batched.layers import (
     StackedGroupNorm,
     StackedLayer,
     StackedLinear,
+    index_sites,
 )
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, compute_outputs
 from secure_client.models.scattering import Scattering
 from secure_client.models.wrapped_models import DualBranch, Projected, PublicProjection
-from secure_client.training.batches import copy_to
 
 STACKED: Mapping[type[nn.Module], Callable[[Any], StackedLayer]] = {
     nn.Linear: StackedLinear,
@@ -160,7 +160,8 @@ class Stack:
         """
         rows = self._views.get((sites, trained))
         if rows is None:
-            rows = {name: _rows(value, sites).detach() for name, value in self.values.items()}
+            self._index = index_sites(sites, self._working[0].device)
+            rows = {name: value[self._index].detach() for name, value in self.values.items()}
             for name in trained:
                 rows[name].requires_grad_()
             if isinstance(sites, range):
@@ -195,9 +196,8 @@ class Stack:
     def keep_statistics(self) -> None:
         """Write the buffers of the sites in use back, if they are copies."""
         if not isinstance(self._sites, range):
-            places = copy_to(self._working[0].device, torch.tensor(self._sites))
             for name in self._buffers:
-                self.values[name].index_copy_(0, places, self._rows[name])
+                self.values[name][self._index] = self._rows[name]
 
     def load(self, models: Sequence[PrototypeModel]) -> None:
         """Copy the values of these models, of which each parameter and buffer is (*shape), to ``values``."""
@@ -235,12 +235,6 @@ class Stack:
                     if tensors:
                         bound.index_copy_(0, rows, torch.cat(tensors, dim=1))
         self._bound = None
-
-
-def _rows(value: Tensor, sites: Sequence[int]) -> Tensor:
-    if isinstance(sites, range):
-        return value[sites.start : sites.stop]
-    return value[copy_to(value.device, torch.tensor(sites))]
 
 
 def _can_join(network: nn.Module) -> bool:

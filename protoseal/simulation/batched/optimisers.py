@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agreement import Optimiser
-from protoseal.simulation.batched.layers import Values
+from protoseal.simulation.batched.layers import Values, index_sites
 from secure_client.training.job import OptimiserState, Schedule
 
 
@@ -103,8 +103,7 @@ class StackedAdam(StackedOptimiser):
 
     def step(self, gradients: Values, sites: Sequence[int]) -> None:
         """Change the parameters of these sites by the gradients (S′, *shape) of some of the parameters."""
-        chosen = slice(sites.start, sites.stop) if isinstance(sites, range) else list(sites)
-        self.steps[chosen] += 1
+        self.steps[index_sites(sites, self.steps.device)] += 1
         torch._fused_adam_(
             _by_site(self._parameters, gradients, sites),
             _gradients(gradients, by_site=True),

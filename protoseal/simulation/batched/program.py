@@ -21,7 +21,7 @@ from algorithms.prototypes import Guide
 from protoseal.simulation.batched.feed import Feed, StackedBatch
 from protoseal.simulation.batched.flat_models import CannotStack
 from protoseal.simulation.batched.graphs import GraphedSteps
-from protoseal.simulation.batched.layers import Draws
+from protoseal.simulation.batched.layers import Draws, index_sites
 from protoseal.simulation.batched.network import Stack
 from protoseal.simulation.batched.optimisers import build_stacked_optimiser
 from secure_client.training.batches import TensorSource, copy_to
@@ -171,7 +171,7 @@ class Program:
             name: gradient for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None
         }
         if self._proximal:  # the gradient of μ/2·‖w − anchor‖²
-            chosen = slice(sites[0], sites[-1] + 1) if isinstance(sites, range) else list(sites)
+            chosen = index_sites(sites, self._device)
             for name, gradient in reached.items():
                 moved = leaves[name].detach() - self._anchors[name][chosen]
                 reached[name] = gradient.add(moved, alpha=self._proximal)

@@ -24,7 +24,7 @@ from agreement import Norm
 from algorithms.losses import Outputs, Terms
 from protoseal.simulation.batched import graphs, network, program, training
 from protoseal.simulation.batched.feed import Feed, StackedBatch, batches_of_job
-from protoseal.simulation.batched.flat_models import CannotStack
+from protoseal.simulation.batched.flat_models import CannotStack, FlatModels
 from protoseal.simulation.batched.layers import Draws, StackedDropout
 from protoseal.simulation.batched.network import Stack
 from protoseal.simulation.batched.program import Program
@@ -172,6 +172,18 @@ def test_outputs_in_eval_mode_are_those_of_the_models(
         torch.testing.assert_close(getattr(outputs, name), singly, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close([model.state_dict() for model in models], before, rtol=0, atol=0)
     assert all(torch.equal(stack.values[name][1], value) for name, value in before[1].items())
+
+
+def test_bound_models_are_copied_in_few_operations() -> None:
+    """Alone each model would need a copy of each tensor, there and back."""
+    models = [job.model for job in jobs_of(model_of("resnet10"), sizes=(5, 5, 5))]
+    flat = FlatModels(models)
+    stack = Stack(models)
+    with Operations() as taken:
+        stack.load(models)
+        stack.unload(models)
+    assert 0 < taken.names.total() <= 8
+    assert len(flat.values) == 3
 
 
 @pytest.mark.parametrize("padded", [False, True])
