@@ -16,13 +16,14 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO
 
 _OWN = 0o600
-_TOGETHER = ContextVar("files are synced together", default=False)
+_LATER = ContextVar[set[Path] | None]("files and folders to be synced together", default=None)
 
 
 def write(path: Path, content: bytes, *, mode: int = _OWN, overwrite: bool = True) -> None:
@@ -32,9 +33,8 @@ def write(path: Path, content: bytes, *, mode: int = _OWN, overwrite: bool = Tru
     writers succeeds, and ``OSError`` if the disk refuses, or if the name is a device or a folder. A failed call leaves
     no file behind.
     """
-    if (
-        path.exists() and not path.is_file()
-    ):  # replacing a device file would remove the device for every program
+    # Replacing a device file would remove the device for every program.
+    if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "is not a regular file; give another path", str(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -48,7 +48,7 @@ def write(path: Path, content: bytes, *, mode: int = _OWN, overwrite: bool = Tru
             file.write(content)
             file.flush()
             # Before the rename: a name that a power cut left on the disk must never point at an empty file.
-            if not _TOGETHER.get():
+            if _LATER.get() is None:
                 os.fsync(file.fileno())
         if overwrite:
             os.replace(temporary, path)
@@ -56,22 +56,28 @@ def write(path: Path, content: bytes, *, mode: int = _OWN, overwrite: bool = Tru
             os.link(temporary, path)  # unlike a rename, a link fails when the name is taken
     finally:
         Path(temporary).unlink(missing_ok=True)
+    if (later := _LATER.get()) is not None:
+        later.add(path)
     sync_folder(path.parent)
 
 
 @contextmanager
 def sync_together() -> Iterator[None]:
-    """Sync the files and folders that are written in the ``with`` block once, at its end, which is quicker for many.
+    """Sync the files and folders that are written in the ``with`` block at its end, which is quicker for many.
 
     Until then a power cut can leave any of the files empty, so that whoever needs them must be able to write them
-    again.
+    again. Raises ``OSError`` if the disk refuses one of them. A block that an exception ends leaves them unsynced.
     """
-    before = _TOGETHER.set(True)
+    later = set[Path]()
+    before = _LATER.set(later)
     try:
         yield
     finally:
-        _TOGETHER.reset(before)
-    os.sync()
+        _LATER.reset(before)
+    # No os.sync: it reports no error, and waits for other programs' files and file systems. Side by side, since a file
+    # system then writes its own journal once for several files.
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        list(pool.map(_sync, later))  # raises the first error
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -157,9 +163,14 @@ def lock_file(path: Path) -> BinaryIO:
 
 def sync_folder(folder: Path) -> None:
     """Sync the names in a folder to the disk; without this a power cut may lose a new file that is itself synced."""
-    if _TOGETHER.get():
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if (later := _LATER.get()) is not None:
+        later.add(folder)
+    else:
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

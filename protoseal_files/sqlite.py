@@ -35,11 +35,13 @@ _LOG_BYTES = 4 * 1024 * 1024
 def prepare_for_large_values(database: sqlite3.Connection) -> None:
     """Configure a connection for values of megabytes, such as models; call this before any other statement.
 
-    Pages of 32 KiB apply to a new file; an existing file keeps its page size. Durability does not change.
+    Pages of 32 KiB apply to a new file; an existing file keeps its page size. Durability does not change. Limit: all
+    pages that a transaction changes are in memory until it ends.
     """
     database.execute(f"PRAGMA page_size={_PAGE_BYTES}")
+    (page_bytes,) = database.execute("PRAGMA page_size").fetchone()
     # The log is emptied at the size that it has by default, with pages of 4 KiB.
-    database.execute(f"PRAGMA wal_autocheckpoint={_LOG_BYTES // _PAGE_BYTES}").fetchall()
+    database.execute(f"PRAGMA wal_autocheckpoint={_LOG_BYTES // page_bytes}").fetchall()
     # A transaction that is larger than the page cache would write pages before they have their last content: the zeros
     # of a deleted value, and then the value that takes its place.
     database.execute("PRAGMA cache_spill=OFF")

@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from protoseal_files.durable_files import append_line, make_folder, write
-from protoseal_files.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
+from protoseal_files.durable_files import append_line, make_folder, sync_together, write
+from protoseal_files.sqlite import (
+    DatabaseOwner,
+    closed_on_error,
+    make_private,
+    prepare_for_large_values,
+    transaction,
+)
 from tests.support.power_cut import PowerCut
 
 WRITERS: dict[str, Callable[[Path], None]] = {
@@ -19,6 +25,10 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "replaced": lambda path: write(path, b"whole"),
     "appended": lambda path: append_line(path, b"whole"),
 }
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "no space left on device")
 
 
 @pytest.fixture
@@ -45,13 +55,26 @@ def test_power_cut_finds_what_is_not_synced(
     assert disk.moved_early == ["file"]
 
 
+def test_sync_together_syncs_every_file_and_folder_at_its_end(disk: PowerCut, tmp_path: Path) -> None:
+    paths = [tmp_path / "kept" / name / "file" for name in ("first", "second")]
+    with sync_together():
+        for path in paths:
+            make_folder(path.parent)
+            write(path, b"whole")
+        assert [disk.left(path) for path in paths] == [None, None]
+    assert [disk.left(path) for path in paths] == [b"whole", b"whole"]
+
+
+def test_sync_together_refused_by_the_disk_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="no space"), sync_together():
+        write(tmp_path / "file", b"whole")
+
+
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_write_refused_by_the_disk_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
     path = tmp_path / "file"
     path.write_bytes(b"old")
     monkeypatch.setattr(os, call, refuse)
@@ -146,3 +169,16 @@ def test_make_private_is_for_its_owner_and_synced(tmp_path: Path, monkeypatch: p
         assert each.stat().st_mode & 0o777 == 0o600
     assert path.read_bytes() == b"kept"
     assert synced == [tmp_path.stat().st_ino] * 2
+
+
+@pytest.mark.parametrize("page_bytes", [4096, 32768])
+def test_log_is_emptied_at_four_megabytes_whatever_the_files_pages(tmp_path: Path, page_bytes: int) -> None:
+    with sqlite3.connect(tmp_path / "journal.sqlite") as earlier:
+        earlier.execute(f"PRAGMA page_size={page_bytes}")
+        earlier.execute("CREATE TABLE rows (value)")
+    earlier.close()
+    database = sqlite3.connect(tmp_path / "journal.sqlite")
+    prepare_for_large_values(database)
+    (pages,) = database.execute("PRAGMA wal_autocheckpoint").fetchone()
+    database.close()
+    assert pages * page_bytes == 4 * 1024 * 1024
