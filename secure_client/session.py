@@ -165,17 +165,19 @@ class Session:
         return answer
 
     def end(self) -> None:
-        """Leave the last attempt: erase the attempt's secrets.
+        """Leave the last attempt: erase the attempt's secrets, and the values sent in earlier rounds.
 
         A run that stopped, or that this site left, can be resumed with another attempt.
         """
         with self._journal.transaction():
             self._exchange.end()
+            self._forget_earlier_rounds()
 
     def finish(self) -> None:
-        """Finish the run: erase every secret of the run at this site."""
+        """Finish the run: erase every secret of the run at this site, and the values sent in earlier rounds."""
         with self._journal.transaction():
             self._setup.finish()
+            self._forget_earlier_rounds()
 
     def check_size(self, work: Work) -> None:
         """Raise :class:`Violation` for a request larger than its phase can need, before it is downloaded."""
@@ -226,7 +228,8 @@ class Session:
     def _answer_presence(self, key: PhaseKey, request: bytes) -> bytes:
         start = codec.decode_round_start(request, self._limits, result_shape(self._agreement))
         # Every attempt brings vectors of the model's length, so that repeated attempts would fill the disk. The last
-        # round's stay until this round's take their place in the file, so that the place is written once.
+        # round's stay until this round's take their place in the file, so that the place is written once, and a sum to
+        # catch up with is checked against their list.
         self._journal.forget_contents(key.round - 1)
         self._journal.forget_attempts(key)
         self._exchange.start(key, start)
@@ -285,6 +288,10 @@ class Session:
             shortened=trained.shortened_share,
         )
         self._on_round(record.model_copy(update=figures))
+
+    def _forget_earlier_rounds(self) -> None:
+        begun = self._journal.latest(Phase.PRESENCE)
+        self._journal.forget_contents(0 if begun is None else begun.round)
 
     @contextmanager
     def _timing(self, part: str) -> Iterator[None]:

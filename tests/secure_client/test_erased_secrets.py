@@ -16,6 +16,7 @@ from tests.secure_client.conftest import OpenSites
 from tests.secure_client.exchanges.test_session_masked_sum import secrets_kept
 from tests.support.grouped import EVERYONE, grouped_agreement
 from tests.support.scripted_sums import ScriptedSums
+from tests.support.small import small_agreement
 
 A = EVERYONE[0]
 UNKNOWN = b"no active list"
@@ -105,6 +106,18 @@ def test_stop_erases_the_last_attempts_secrets_alone(play: ScriptedSums) -> None
     step(play.site(A).session, OneTask(Stopped("too few sites")))
     assert secrets_kept(play, A) == set()
     assert len(sealed_of(play)) == before - 2
+
+
+@pytest.mark.parametrize("task", [Finished(2), Stopped("too few sites")])
+def test_end_after_presence_forgets_the_values_of_earlier_rounds(open_sites: OpenSites, task: Task) -> None:
+    play = open_sites(small_agreement(rounds=2))
+    play.set_up(*EVERYONE)
+    play.play_round(*EVERYONE)
+    play.presence(A, round_number=2)
+    sent = PhaseKey(play.agreement.run, 1, 1, Phase.VALUES)
+    assert play.site(A).journal.stored_answer(sent)
+    step(play.site(A).session, OneTask(task))
+    assert play.site(A).journal.stored_answer(sent) == b""
 
 
 def test_stopped_run_resumes_with_another_attempt(play: ScriptedSums) -> None:

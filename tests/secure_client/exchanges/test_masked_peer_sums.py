@@ -238,6 +238,21 @@ def test_result_to_catch_up_with_over_too_few_sites_is_refused(play: ScriptedSum
     assert play.site(D).learner.received.base_hash == b""
 
 
+@pytest.mark.parametrize("fault", ["holders", "participants"])
+def test_member_refuses_to_catch_up_with_another_sum_than_its_attempts(
+    play: ScriptedSums, fault: str
+) -> None:
+    """C made shares and missed the result, so that its journal has the attempt's list."""
+    begun, honest = carried_out(play, *(EVERYONE if fault == "holders" else (A, B, D)))
+    if fault == "holders":
+        wrong = REFUSED["a holder too many"](play, honest)
+    else:
+        wrong = signed_anew(honest, play, begun, (A, B, D))
+    with pytest.raises(Violation):
+        play.attempt(C, round_number=2, start={C: (base_of(wrong), wrong)})
+    play.attempt(C, round_number=2, start={C: (base_of(honest), honest)})
+
+
 def test_signatures_of_sharers_do_not_belong_to_a_result(play: ScriptedSums) -> None:
     _, result = carried_out(play, *EVERYONE)
     signed: SignedSurvivors = members_of(result, play).signed
