@@ -14,6 +14,9 @@ from algorithms.gram_matrix import Bool, Float
 
 __all__ = ["Clusters", "Targets"]
 
+DTYPE = torch.float32
+"""Type of targets and clusters, whatever torch's default type is: a site's own code may change the default."""
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -27,7 +30,7 @@ class Targets:
 
     @classmethod
     def of(cls, rows: Float, present: Bool) -> Targets:
-        """Convert to torch's default type on the CPU.
+        """Convert to :data:`DTYPE` on the CPU.
 
         Raises ``ValueError`` for shapes that do not fit or a target not finite.
         """
@@ -35,7 +38,7 @@ class Targets:
             raise ValueError(f"rows {rows.shape} and present {present.shape} do not fit together")
         if not np.isfinite(rows[present]).all():
             raise ValueError("a target is not finite")
-        return cls(torch.tensor(rows, dtype=torch.get_default_dtype()), torch.tensor(present))
+        return cls(torch.tensor(rows, dtype=DTYPE), torch.tensor(present))
 
     def to(self, device: torch.device) -> Targets:
         """Return the same targets on ``device``."""
@@ -55,7 +58,7 @@ class Clusters:
 
     @classmethod
     def of(cls, rows: Float, labels: NDArray[np.int64], weights: Float) -> Clusters:
-        """Convert to torch's default type on the CPU.
+        """Convert to :data:`DTYPE` on the CPU.
 
         Raises ``ValueError`` for shapes that do not fit, rows or weights that are not finite, or negative labels or
         weights.
@@ -67,9 +70,9 @@ class Clusters:
         if (labels < 0).any() or (weights < 0).any():
             raise ValueError("labels and weights of clusters must not be negative")
         return cls(
-            torch.tensor(rows, dtype=torch.get_default_dtype()),
+            torch.tensor(rows, dtype=DTYPE),
             torch.tensor(labels, dtype=torch.int64),
-            torch.tensor(weights, dtype=torch.get_default_dtype()),
+            torch.tensor(weights, dtype=DTYPE),
         )
 
     def to(self, device: torch.device) -> Clusters:

@@ -84,6 +84,16 @@ def test_nearest_prototype_among_those_present(seed: int) -> None:
         assert distances[label] == pytest.approx(min(distances), abs=1e-5)
 
 
+def test_targets_and_clusters_are_float32_whatever_the_default_type() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        targets = Targets.of(np.ones((2, 3)), np.ones(2, dtype=np.bool_))
+        clusters = Clusters.of(np.ones((2, 3)), np.arange(2), np.ones(2))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {rows.dtype for rows in (targets.rows, clusters.rows, clusters.weights)} == {torch.float32}
+
+
 def test_nearest_prototype_absent_row_is_never_read() -> None:
     targets = Targets.of(np.array([[np.nan, 0.0], [9.0, 9.0]]), np.array([False, True]))
     assert nearest_prototype(torch.zeros(2, 2), targets).tolist() == [1, 1]
