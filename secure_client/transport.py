@@ -17,7 +17,6 @@ from grpc import StatusCode
 from crypto.pki import Credentials, TrustAnchor
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError, OtherProtocol
-from protoseal_wire.content_hash import content_hash
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     CheckReply,
@@ -157,7 +156,7 @@ class GrpcTransport:
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
         """Upload an answer. The call is idempotent: the coordinator accepts the same bytes again."""
-        header = UploadHeader(key, len(content), content_hash(content))
+        header = UploadHeader(key, len(content), codec.content_hash(content))
 
         def frames() -> Iterator[pb.UploadFrame]:
             yield codec.encode_upload_header(header)

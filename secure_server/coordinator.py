@@ -18,7 +18,6 @@ from agreement.storage.anchor_record import AnchorRecord
 from crypto.pki import TrustAnchor
 from crypto.roster import Roster
 from protoseal_wire import codec
-from protoseal_wire.content_hash import content_hash
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     CheckReply,
@@ -172,7 +171,7 @@ class Coordinator:
             return self._end_or_wait(site)
         content = self._requests.content(self._state, key, site)
         left = max(0.0, self._state.deadline - self._clock())
-        return Work(key, len(content), content_hash(content), left)
+        return Work(key, len(content), codec.content_hash(content), left)
 
     def _end_or_wait(self, site: str) -> Finished | Stopped | Wait:
         if not self._state.over:
@@ -212,7 +211,7 @@ class Coordinator:
         """Store an answer. Idempotent for the same bytes; other bytes for the same key are refused permanently."""
         stored = self._store.upload_hash(header.key, site)
         if stored is not None:
-            if stored != content_hash(content):
+            if stored != codec.content_hash(content):
                 raise errors.Conflict(f"{site} has already answered {_name(header.key)} with other content")
             return
         check_expected(self._rules, self._state, site, header.key)

@@ -26,7 +26,7 @@ from protoseal_files.sqlite import (
     prepare_for_large_values,
     transaction,
 )
-from protoseal_wire.content_hash import content_hash
+from protoseal_wire.codec import content_hash
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, StoreInUse, StoreOfOtherRun, WrongPhase, WrongStore
 from secure_server.rounds.state import State
@@ -203,15 +203,11 @@ class Store(DatabaseOwner):
 
     def upload(self, key: PhaseKey, site: str) -> bytes | None:
         """Return the answer of ``site`` to ``key``; None if there is none, or it is pruned."""
-        return self._one(
-            "SELECT content FROM uploads WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
-        )
+        return self._read("content", "uploads", key, site)
 
     def upload_hash(self, key: PhaseKey, site: str) -> bytes | None:
         """Return the SHA-256 (32 bytes) of the answer of ``site`` to ``key``, pruned or not; None if none came."""
-        return self._one(
-            "SELECT sha256 FROM uploads WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
-        )
+        return self._read("sha256", "uploads", key, site)
 
     def result(self, key: PhaseKey, site: str) -> bytes | None:
         """Return the result for ``site`` under a RESULT key; None if there is none, or it is pruned."""
@@ -310,12 +306,11 @@ class Store(DatabaseOwner):
         self._db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?)", (*_step(key), site, digest))
 
     def _result_hash(self, key: PhaseKey, site: str) -> bytes | None:
-        return self._one(
-            "SELECT sha256 FROM results WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
-        )
+        return self._read("sha256", "results", key, site)
 
-    def _one(self, query: str, key: PhaseKey, site: str) -> bytes | None:
+    def _read(self, column: str, table: str, key: PhaseKey, site: str) -> bytes | None:
         check_run(key, self._run)
+        query = f"SELECT {column} FROM {table} WHERE (round, attempt, phase, site) = (?, ?, ?, ?)"  # noqa: S608 (names are the callers' above)
         row = self._db.execute(query, (*_step(key), site)).fetchone()
         return None if row is None else row[0]
 
@@ -402,5 +397,4 @@ class AnswerReader(DatabaseOwner):
         ).fetchone()
         if row is None or row[0] is None:
             raise RuntimeError(f"the store has no answer of {site} to {key.phase.name} of round {key.round}")
-        content: bytes = row[0]
-        return content
+        return bytes(row[0])

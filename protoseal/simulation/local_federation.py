@@ -45,7 +45,7 @@ from protoseal.simulation.site_pool import (
     SiteTraining,
     train_sites,
 )
-from protoseal_wire.content_hash import content_hash
+from protoseal_wire.codec import content_hash
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     DownloadRequest,

@@ -38,7 +38,7 @@ def inference_guide(prototypes: SitePrototypes) -> Guide:
     return Clusters.of(*prototypes.clusters_for_inference())
 
 
-class Received(Protocol):
+class SiteResults(Protocol):
     """Results that a site has received."""
 
     @property
@@ -58,7 +58,7 @@ class Predictor:
     Results of tests stay at the site.
     """
 
-    def __init__(self, learner: Learner, received: Received, values: ExchangedValues) -> None:
+    def __init__(self, learner: Learner, received: SiteResults, values: ExchangedValues) -> None:
         self._learner = learner
         self._received = received
         self._values = values

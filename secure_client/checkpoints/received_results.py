@@ -46,21 +46,21 @@ class Base:
         self.guide()  # runs its checks
 
     @classmethod
-    def of(cls, content_hash: bytes, rows: Float, present: Bool, averaged: Float) -> Base:
+    def of(cls, result_hash: bytes, rows: Float, present: Bool, averaged: Float) -> Base:
         """Build a base with one prototype a class: copy ``rows`` (K, d), valid where ``present`` (K,) is true."""
         # Copies: the arrays may be views of a payload that its owner goes on to change.
         received = {"rows": np.array(rows, dtype=np.float64), "present": np.array(present, dtype=np.bool_)}
-        return cls(content_hash, received, np.array(averaged, dtype=np.float64))
+        return cls(result_hash, received, np.array(averaged, dtype=np.float64))
 
     @classmethod
-    def of_clusters(cls, content_hash: bytes, clusters: GlobalClusters, averaged: Float) -> Base:
+    def of_clusters(cls, result_hash: bytes, clusters: GlobalClusters, averaged: Float) -> Base:
         """Build a base with several prototypes a class, from copies of the arrays."""
         received = {
             "rows": np.array(clusters.rows, dtype=np.float64),
             "labels": np.array(clusters.labels, dtype=np.int64),
             "weights": np.array(clusters.weights, dtype=np.float64),
         }
-        return cls(content_hash, received, np.array(averaged, dtype=np.float64))
+        return cls(result_hash, received, np.array(averaged, dtype=np.float64))
 
     @property
     def rows(self) -> NDArray[np.float64]:
@@ -89,8 +89,8 @@ class Base:
     def from_bytes(cls, content: bytes) -> Base:
         """Read the bytes of :meth:`to_bytes`."""
         arrays = numpy_tensors.load(content)
-        averaged, content_hash = arrays.pop("averaged"), arrays.pop("hash").tobytes()
-        return cls(content_hash, arrays, averaged)
+        averaged, result_hash = arrays.pop("averaged"), arrays.pop("hash").tobytes()
+        return cls(result_hash, arrays, averaged)
 
 
 class ReceivedResults:

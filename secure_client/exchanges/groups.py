@@ -23,7 +23,6 @@ from crypto.pairwise.attempt import threshold
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.class_presence import check_keys_given
-from protoseal_wire.content_hash import content_hash
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, RoundStart
 from secure_client.errors import Violation
 from secure_client.exchanges.exchange import ExchangeParts, PresenceBase, ResultSummary, SiteExchange
@@ -135,7 +134,7 @@ class RoundStartCheck:
             )
 
     def _check_hash(self, catch_up: Payload, base: bytes) -> None:
-        if content_hash(codec.encode_payload(catch_up)) != base:
+        if codec.content_hash(codec.encode_payload(catch_up)) != base:
             raise Violation("the result to catch up with has another hash than the round's base")
 
 
@@ -279,7 +278,7 @@ class GroupExchange(SiteExchange):
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Take the base that the group's members train from next."""
         payload = codec.decode_payload(request, self._limits, result_shape(self._agreement))
-        classes = self.take_result(key, content_hash(request), payload)
+        classes = self.take_result(key, codec.content_hash(request), payload)
         # The attempt is over: its secrets could open its uploads later.
         self._masks.forget(key)
         return ResultSummary(self._members.participant_count(key), classes)

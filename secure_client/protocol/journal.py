@@ -34,7 +34,7 @@ from protoseal_files.sqlite import (
     prepare_for_large_values,
     transaction,
 )
-from protoseal_wire.content_hash import content_hash
+from protoseal_wire.codec import content_hash
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import ConflictingRequest, FilesOfOtherRun, StateError, Violation
 

@@ -34,6 +34,7 @@ from protoseal_wire.codec.calls import (
     encode_upload_header,
 )
 from protoseal_wire.codec.contents import (
+    content_hash,
     decode_acknowledgement,
     decode_active_list,
     decode_assignment,
@@ -94,6 +95,7 @@ __all__ = [
     "TooLarge",
     "UnknownVersion",
     "chunks",
+    "content_hash",
     "decode_acknowledgement",
     "decode_active_list",
     "decode_assignment",

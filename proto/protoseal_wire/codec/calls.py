@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from crypto.protection import PayloadShape
 from protoseal_wire import messages
-from protoseal_wire.codec.contents import ANCHOR, STATEMENT
+from protoseal_wire.codec.contents import ANCHOR, STATEMENT, content_hash
 from protoseal_wire.codec.errors import Corrupted, Malformed, OtherProtocol, TooLarge
 from protoseal_wire.codec.limits import CONTENT_CEILING, Limits
 from protoseal_wire.codec.shapes import (
@@ -40,7 +40,6 @@ from protoseal_wire.codec.shapes import (
     shape,
     sole,
 )
-from protoseal_wire.content_hash import content_hash
 from protoseal_wire.messages import PROTOCOL_VERSION, Phase, PhaseKey
 from protoseal_wire.v1 import protoseal_pb2 as pb
 

@@ -12,6 +12,7 @@ signatures and sealed messages.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -65,9 +66,28 @@ from protoseal_wire.v1 import protoseal_pb2 as pb
 
 CONTENT_VERSION = 1
 
+_LARGE = 64 * 1024
+_last_large = [(b"", hashlib.sha256(b"").digest())]
+
 V = TypeVar("V")
 
 _kinds: set[str] = set()
+
+
+def content_hash(content: bytes) -> bytes:
+    """Return the SHA-256 (32 bytes) of a content, computed once for a large content that comes again.
+
+    A site needs the hash of a result for the transfer, for its journal and as the base of later rounds; a coordinator
+    needs it for each site that shares the result. Limit: the last large content of the process stays in memory.
+    """
+    last, digest = _last_large[0]
+    # Identity suffices, since bytes cannot change: a comparison would cost a pass over them.
+    if content is last:
+        return digest
+    digest = hashlib.sha256(content).digest()
+    if len(content) >= _LARGE:
+        _last_large[0] = content, digest  # in one step, since other threads read the pair
+    return digest
 
 
 def content_with_payload(
