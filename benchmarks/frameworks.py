@@ -276,6 +276,7 @@ def run_contestant(contestant: Contestant, work: Work, weights: Path, limit: flo
 
 def _read_rounds(process: subprocess.Popen[str], stopped: threading.Event) -> Iterator[Round]:
     before: Spent | None = None
+    highest = 0
     for line in process.stdout or ():
         try:
             told: Any = json.loads(line)
@@ -284,12 +285,13 @@ def _read_rounds(process: subprocess.Popen[str], stopped: threading.Event) -> It
         if not isinstance(told, dict) or "round" not in told:
             continue
         cpu, peak = tree_usage(process.pid)
+        highest = max(highest, peak)  # processes that have ended have no peak any more
         now = Spent(time.perf_counter(), cpu)
         if stopped.is_set():
             return  # the CPU seconds of processes that were killed are not in cpu
         if before is not None:
             spent = Spent(now.wall - before.wall, now.cpu - before.cpu)
-            yield Round(spent, told.get("train"), peak)
+            yield Round(spent, told.get("train"), highest)
         before = now
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,7 @@ from benchmarks.frameworks import (
     main,
     markdown,
     run_contestant,
+    tree_usage,
     write_network,
     write_work,
 )
@@ -136,20 +139,6 @@ def test_run_contestant_counts_rounds_after_the_first(tmp_path: Path) -> None:
     assert [measured.train for measured in rounds] == [0.25]
 
 
-def test_run_contestant_counts_children_that_ended(tmp_path: Path) -> None:
-    lines = f"""
-import os, subprocess, sys
-print('{{"round": 1}}', flush=True)
-burn = "import time; end = time.process_time() + 0.2\\nwhile time.process_time() < end: pass"
-child = subprocess.Popen([sys.executable, "-c", burn])
-os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # and leave it to be waited for
-print('{{"round": 2}}', flush=True)
-{SAVE}"""
-    (measured,) = run_script(lines, tmp_path)
-    assert measured.spent.cpu >= 0.15
-    assert measured.peak > 2**22
-
-
 def test_run_contestant_beyond_the_limit_leaves_no_process_and_no_weights(tmp_path: Path) -> None:
     assert run_script(SAVE + ORPHAN, tmp_path, limit=0.5) == []
     assert not find_processes(tmp_path)
@@ -188,3 +177,12 @@ def test_comparison_without_weights_of_the_loop_says_so(capsys: pytest.CaptureFi
     with pytest.raises(UserError, match="no such thing"):
         list(Comparison([failing, script(TELL + SAVE)], rounds=ROUNDS, turns=1).measure([cell]))
     assert "script: PFLlib's loop has no weights to compare with" in capsys.readouterr().err
+
+
+def test_tree_usage_counts_children_that_ended() -> None:
+    seconds, peak = tree_usage(os.getpid())
+    burn = "import time\nwhile time.process_time() < 0.2: pass"
+    with subprocess.Popen([sys.executable, "-c", burn]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is still to be waited for
+        assert tree_usage(os.getpid())[0] >= seconds + 0.15
+    assert peak > 2**24
