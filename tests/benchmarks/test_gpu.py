@@ -120,7 +120,7 @@ def test_run_part_failure_and_timeout_are_reported_and_logged(tmp_path: Path) ->
     assert "KeyError" in failed.failure
     assert failed.problems
     stopped = run_part("networks", Part(part.run, seconds=0), device="cpu", running=set(), log=log)
-    assert stopped.failure.startswith("stopped after 0 s")
+    assert stopped.failure.startswith("stopped after 0 s, ")
     assert "KeyError" in log.read_text(encoding="utf-8")
 
 
