@@ -159,16 +159,20 @@ class _SiteBySite(torch.autograd.Function):
         ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, layer: StackedConvolution
     ) -> Tensor:
         results, places = [], []
-        for site, batch in enumerate(inputs.chunk(layer.sites)):
+        # In the layout of the images, to which torch would convert the weights here and again in the backward pass.
+        is_last = inputs.is_contiguous(memory_format=torch.channels_last) and not inputs.is_contiguous()
+        layout = torch.channels_last if is_last else torch.contiguous_format
+        kernels = [kernel.contiguous(memory_format=layout) for kernel in weight]
+        for site, (batch, kernel) in enumerate(zip(inputs.chunk(layer.sites), kernels, strict=True)):
             site_bias = None if bias is None else bias[site]
-            result = torch.conv2d(batch, weight[site], site_bias, *layer.settings)
+            result = torch.conv2d(batch, kernel, site_bias, *layer.settings)
             ctx.between = result if layer.pool else None  # only its shape and layout are used
             if layer.pool is not None:
                 result, place = torch.ops.aten.max_pool2d_with_indices(result, *_pooling(layer.pool))
                 places.append(place)
             results.append(result.relu_() if layer.relu else result)
-        outputs = torch.cat(results)
-        ctx.save_for_backward(inputs, weight, outputs if layer.relu else None, *places)
+        outputs = _join(results)
+        ctx.save_for_backward(inputs, outputs if layer.relu else None, *kernels, *places)
         ctx.layer = layer
         ctx.sites = layer.sites
         ctx.biases = None if bias is None else [bias.shape[1]]
@@ -176,7 +180,8 @@ class _SiteBySite(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight, outputs, *places = ctx.saved_tensors
+        inputs, outputs, *rest = ctx.saved_tensors
+        kernels, places = rest[: ctx.sites], rest[ctx.sites :]
         layer, wanted = ctx.layer, list(ctx.needs_input_grad[:3])
         results = [None] * ctx.sites if outputs is None else outputs.chunk(ctx.sites)
         gradients = []
@@ -196,7 +201,7 @@ class _SiteBySite(torch.autograd.Function):
                 torch.ops.aten.convolution_backward(
                     before,
                     batch,
-                    weight[site],
+                    kernels[site],
                     ctx.biases,
                     stride,
                     padding,
@@ -209,11 +214,16 @@ class _SiteBySite(torch.autograd.Function):
             )
         of_inputs, of_weights, of_biases = zip(*gradients, strict=True)
         return (
-            torch.cat(of_inputs) if wanted[0] else None,
-            torch.stack(of_weights) if wanted[1] else None,
+            _join(of_inputs) if wanted[0] else None,
+            _join([gradient.unsqueeze(0) for gradient in of_weights]) if wanted[1] else None,
             torch.stack(of_biases) if wanted[2] else None,
             None,
         )
+
+
+def _join(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the tensors one after the other, without a copy if there is one."""
+    return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
 
 
 def _pooling(pool: nn.MaxPool2d) -> tuple[Any, ...]:

@@ -210,10 +210,10 @@ class Stack:
                 return
             flat, rows = self._bound
             for (places, bound), working in zip(flat.parts, self._working, strict=True):
-                taken = bound.index_select(0, rows)
                 if len(models) == 1:
-                    working.copy_(taken[0])
+                    torch.index_select(bound, 0, rows, out=working.unsqueeze(0))
                 elif places:
+                    taken = bound.index_select(0, rows)
                     torch._foreach_copy_(
                         [self.values[name] for name in places],
                         [place.view_rows(taken) for place in places.values()],
@@ -230,9 +230,11 @@ class Stack:
                         value.copy_(self.values[name][site])
             else:
                 flat, rows = self._bound
-                for places, bound in flat.parts:
+                for (places, bound), working in zip(flat.parts, self._working, strict=True):
                     tensors = [self.values[name].view(len(rows), -1) for name in places]
-                    if tensors:
+                    if len(rows) == 1:
+                        bound.index_copy_(0, rows, working.unsqueeze(0))
+                    elif tensors:
                         bound.index_copy_(0, rows, torch.cat(tensors, dim=1))
         self._bound = None
 
