@@ -128,7 +128,7 @@ def run_part(name: str, part: Part, *, device: str, running: set[Process], log: 
     The part's output is appended to ``log``.
     """
     limit = part.seconds * (CPU_PATIENCE if device == "cpu" else 1)
-    threads = {} if part.alone else {"OMP_NUM_THREADS": str(min(CORES, os.cpu_count() or 1))}
+    threads = {"OMP_NUM_THREADS": str(min(CORES, os.cpu_count() or 1)), "OMP_WAIT_POLICY": "passive"}
     start = time.perf_counter()
     with TemporaryDirectory(prefix="protoseal-gpu-") as folder:
         rows, printed = Path(folder, "rows"), Path(folder, "output")
@@ -137,7 +137,7 @@ def run_part(name: str, part: Part, *, device: str, running: set[Process], log: 
             process = subprocess.Popen(  # noqa: S603 (no user's words)
                 command,
                 cwd=ROOT,
-                env={**os.environ, **threads, "PYTHONFAULTHANDLER": "1"},
+                env={**os.environ, **({} if part.alone else threads), "PYTHONFAULTHANDLER": "1"},
                 stdout=output,
                 stderr=output,
                 process_group=0,
