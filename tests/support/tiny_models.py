@@ -44,6 +44,12 @@ def build_normed_images(num_classes: int, dim: int) -> tuple[nn.Module, nn.Modul
     return nn.Sequential(*layers, nn.Linear(36, dim), nn.ReLU()), nn.Linear(dim, num_classes)
 
 
+def build_dropping(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Return one layer, before and after which some numbers are dropped in training."""
+    layers = (nn.Flatten(), nn.Dropout(0.2), nn.Linear(PIXELS, dim), nn.Tanh(), nn.Dropout(0.2))
+    return nn.Sequential(*layers), nn.Linear(dim, num_classes)
+
+
 class Masked(nn.Module):
     """Inputs of which a stored mask of truth values takes some."""
 

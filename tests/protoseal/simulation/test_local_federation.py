@@ -151,15 +151,6 @@ def test_run_control_method_is_refused() -> None:
         run_control(agreement, Method.FEDAVG, small_data(agreement))
 
 
-def test_run_control_equals_training_without_peers() -> None:
-    agreement = small_agreement(rounds=2)
-    data = small_data(agreement)
-    logs = run_control(agreement, Method.LOCAL, data).site_rounds
-    assert list(logs) == sorted(data)
-    assert all([each.round for each in rounds] == [1, 2] for rounds in logs.values())
-    assert all(each.sites == 1 and not each.withheld for rounds in logs.values() for each in rounds)
-
-
 @pytest.mark.parametrize("batching", [Batching.ALWAYS, Batching.NEVER])
 def test_local_federation_diverging_site_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, batching: Batching

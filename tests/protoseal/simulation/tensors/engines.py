@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
-from contextlib import closing
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from agreement import Agreement
+from algorithms import prototypes
+from protoseal.simulation import experiment
 from protoseal.simulation.batched.training import Batching
 from protoseal.simulation.config import load_simulation
 from protoseal.simulation.experiment import load_scene
@@ -24,7 +27,9 @@ from protoseal.simulation.local_federation import LocalFederation, RunOutcome
 from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SiteTesting, SiteTraining
 from protoseal.simulation.tensors.federation import TensorFederation
 from protoseal_wire.messages import Phase
+from secure_client.checkpoints import learner_factory
 from secure_client.data import SiteData
+from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import MODEL, PROTOTYPES
 from secure_client.output.site_log import SiteRound
 
@@ -84,16 +89,26 @@ def run_both(
     batching: Batching = Batching.NEVER,
 ) -> tuple[Run, Run]:
     """Run an agreement on tensors, with this batching, then by sessions, one site after the other."""
-    runs = []
-    trainings = {TensorFederation: replace(training, batching=batching), LocalFederation: training}
-    for engine, settings in trainings.items():
-        state, out = folder / engine.__name__ / "state", folder / engine.__name__ / "out"
-        state.mkdir(parents=True)
-        with engine(agreement, data, training=settings, testing=testing, state=state) as federation:
-            federation.run()
-            outcome = federation.save(out)
-        runs.append(Run(outcome, read_payloads(state), read_tensors(out)))
-    return runs[0], runs[1]
+    rows = replace(training, batching=batching)
+    tensors = run_engine(TensorFederation, agreement, data, folder, training=rows, testing=testing)
+    return tensors, run_engine(LocalFederation, agreement, data, folder, training=training, testing=testing)
+
+
+def run_engine(
+    engine: type[TensorFederation | LocalFederation],
+    agreement: Agreement,
+    data: Mapping[str, SiteData],
+    folder: Path,
+    *,
+    training: SiteTraining,
+    testing: SiteTesting = EVERY_ROUND,
+) -> Run:
+    """Run an agreement by one engine, in a new folder below ``folder``."""
+    work = Path(tempfile.mkdtemp(dir=folder))
+    with engine(agreement, data, training=training, testing=testing, state=work) as federation:
+        federation.run()
+        outcome = federation.save(work / "out")
+    return Run(outcome, read_payloads(work), read_tensors(work / "out"))
 
 
 def scene_of(folder: Path, *, double: bool = False, **changes: object) -> dict[str, Any]:
@@ -158,14 +173,48 @@ def read_tensors(out: Path) -> dict[str, Tensor]:
     }
 
 
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Train models in float64, which were drawn in float32, and convert losses and targets to it."""
+    build = learner_factory.build_agreed_model
+
+    def doubled(*arguments: Any) -> PrototypeModel:
+        torch.set_default_dtype(torch.float32)
+        try:
+            return build(*arguments).double()
+        finally:
+            torch.set_default_dtype(torch.float64)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (learner_factory, experiment):
+            patch.setattr(module, "build_agreed_model", doubled)
+        patch.setattr(prototypes, "DTYPE", torch.float64)
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def spoil(data: Mapping[str, SiteData], site: str) -> dict[str, SiteData]:
+    """Return data of which one site's training diverges."""
+    train: Any = data[site].train
+    inputs, labels = train.tensors
+    spoilt = torch.full_like(inputs, torch.nan)
+    spoilt[0] = inputs[0]  # a model without any finite feature is refused at the start
+    return {**data, site: replace(data[site], train=TensorDataset(spoilt, labels))}
+
+
 def double_data(data: Mapping[str, SiteData]) -> dict[str, SiteData]:
     """Return sites' data in float64."""
-    return {
-        name: replace(site, train=_double(site.train), test=_double(site.test)) for name, site in data.items()
-    }
+    doubled = {}
+    for name, site in data.items():
+        test = None if site.test is None else _double(site.test)
+        doubled[name] = replace(site, train=_double(site.train), test=test)
+    return doubled
 
 
-def _double(part: Dataset[Any] | None) -> TensorDataset:
+def _double(part: Dataset[Any]) -> TensorDataset:
     assert isinstance(part, TensorDataset)
     inputs, labels = part.tensors
     return TensorDataset(inputs.double(), labels)

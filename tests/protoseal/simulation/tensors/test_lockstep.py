@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from protoseal.simulation.tensors.checkpoint import Checkpoints
 from protoseal.simulation.tensors.federation import TensorFederation
 from protoseal.simulation.tensors.lockstep import run_in_lockstep
 from secure_client.checkpoints.predictor import Predictor
-from secure_client.data import SiteData
 from secure_client.errors import DataError
 from tests.protoseal.simulation.tensors.engines import (
     Run,
@@ -34,6 +33,7 @@ from tests.protoseal.simulation.tensors.engines import (
     double_data,
     read_payloads,
     read_tensors,
+    spoil,
 )
 from tests.support.simulations import DIGITS, Killed, config_in, fail_at
 from tests.support.small import small_agreement, small_data
@@ -42,13 +42,15 @@ CLOSE = 1e-9
 """Of numbers in float64, after a few rounds, the order of whose sums differs."""
 SITES, ROUNDS, SEEDS = 4, 2, (0, 1, 2)
 METHODS = (Method.PFPL, Method.FEDPC, Method.LOCAL)
+SMALL = DIGITS.replace("iid:per=40", "mixed:n=4,max=20,val=0.2").replace("never", "always")
 FILE = f"""
 method = "pfpl"
 compare = ["fedpc", "local"]
 seeds = [0, 1, 2]
 rounds = {ROUNDS}
+min_holders = 2
 early_stopping = 1
-{DIGITS.replace("iid:per=40", "mixed:n=4,max=20,val=0.2").replace("never", "always")}"""
+{SMALL.replace("small-cnn", "tests.support.tiny_models:build_normed_images")}"""
 
 
 class Ends(Watcher):
@@ -96,6 +98,8 @@ def check_same(out: Path, reference: Path) -> None:
             check_equal(got, expected, CLOSE)
             assert got.outcome.best_round == expected.outcome.best_round
             assert bool(got.tensors) is (method is not Method.LOCAL)
+    groups = [len(run_of(out, seed, Method.FEDPC).outcome.rounds[0].groups) for seed in SEEDS]
+    assert max(groups) > 1
     assert not (out / STATE).exists()
 
 
@@ -159,15 +163,6 @@ def count_jobs(sizes: list[int]) -> Callable[..., Any]:
         return batched.run_together(jobs, *arguments, **named)
 
     return counted
-
-
-def spoil(data: Mapping[str, SiteData], site: str) -> dict[str, SiteData]:
-    """Return data of which one site's training diverges."""
-    train: Any = data[site].train
-    inputs, labels = train.tensors
-    spoilt = torch.full_like(inputs, torch.nan)
-    spoilt[0] = inputs[0]  # a model without any finite feature is refused at the start
-    return {**data, site: SiteData(TensorDataset(spoilt, labels), None)}
 
 
 def test_run_in_lockstep_diverging_site_leaves_other_runs_as_they_are(

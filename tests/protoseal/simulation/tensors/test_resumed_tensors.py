@@ -9,20 +9,25 @@ from typing import Any
 import pytest
 import torch
 
+from agreement import Method
 from protoseal.reports.result_files import read_result
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import simulate
 from protoseal.simulation.run_folder import STATE, SavedRun
 from protoseal.simulation.run_log import RunLog
+from protoseal.simulation.tensors import checkpoint
 from protoseal.simulation.tensors.checkpoint import Checkpoints
+from protoseal.simulation.tensors.federation import TensorFederation
 from protoseal.simulation.tensors.models import ModelRows
 from protoseal.simulation.tensors.sites import TensorSite
+from protoseal_files import durable_files
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.checkpoints.predictor import Predictor
 from tests.support import killed_party
 from tests.support.marks import full_but
 from tests.support.processes import Running, own_nursery
 from tests.support.simulations import DIGITS, Killed, config_in, fail_at
+from tests.support.small import small_agreement, small_data
 
 SITES, ROUNDS = 4, 3
 SMALL = DIGITS.replace("iid:per=40", "iid:per=60,val=0.2").replace("never", "always")
@@ -31,6 +36,7 @@ method = "fedpc"
 compare = ["feddbp"]
 engine = "tensors"
 rounds = {ROUNDS}
+min_holders = 2
 early_stopping = 3
 {SMALL.replace("small-cnn", "tests.support.tiny_models:build_normed")}"""
 
@@ -58,6 +64,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     simulate(config_for(out))
     assert len([*out.rglob("*.safetensors")]) == 2 * SITES * 2
+    assert len(SavedRun.read(out / "runs" / "fedpc.json").outcome.rounds[0].groups) > 1
     return out
 
 
@@ -150,16 +157,14 @@ def test_simulate_tensors_resumed_counts_no_message_of_a_round_after_the_checkpo
 
 @pytest.mark.full
 def test_simulate_tensors_killed_process_is_resumed(undisturbed: Path, tmp_path: Path) -> None:
-    """SIGKILL in the second round of the first method, then in the second round of the other."""
+    """SIGKILL in the second round of the second method."""
     out = tmp_path / "out"
     config_for(out)
     simulating = ("simulate", "--config", str(out.with_suffix(".toml")), "--out", str(out))
-    # Rounds that are left of the first method, and its tests at the end, come before the other method.
-    for logged in (SITES + 2, 2 * SITES + SITES + SITES + 2):
-        process = Running(
-            tmp_path, *simulating, own={killed_party.LOGGED: str(logged)}, nursery=own_nursery()
-        )
-        assert process.exit_code() == -signal.SIGKILL, process.log()
+    # Sites are logged in each round of the first method, and once more when they are tested at its end.
+    logged = {killed_party.LOGGED: str((ROUNDS + 1) * SITES + SITES + 2)}
+    process = Running(tmp_path, *simulating, own=logged, nursery=own_nursery())
+    assert process.exit_code() == -signal.SIGKILL, process.log()
     assert [path.stem for path in (out / "runs").iterdir()] == ["fedpc"]
     simulate(config_for(out))
     check_same(out, undisturbed)
@@ -179,3 +184,46 @@ def test_simulate_tensors_resumed_without_models_differs(
     simulate(config_for(out))
     with pytest.raises(AssertionError):
         check_same(out, undisturbed)
+
+
+class Clock:
+    """Clock that stands still unless it is told otherwise."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
+
+def test_rounds_end_in_a_checkpoint_after_ten_seconds_or_thirty_times_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round takes eight seconds, a checkpoint a tenth of a second, and the second one a whole second."""
+    clock, durations, saved = Clock(), iter([0.1, 1.0, 0.1]), list[int]()
+    write, save = durable_files.write, Checkpoints.save
+
+    def write_slowly(path: Path, content: bytes) -> None:
+        write(path, content)
+        clock.now += next(durations)
+
+    def note(checkpoints: Checkpoints, number: int) -> None:
+        saved.append(number)
+        save(checkpoints, number)
+
+    def pass_round(run: TensorFederation, number: int) -> None:
+        clock.now += 8.0
+
+    monkeypatch.setattr(checkpoint, "time", clock)
+    monkeypatch.setattr(durable_files, "write", write_slowly)
+    monkeypatch.setattr(Checkpoints, "save", note)
+    agreement = small_agreement(rounds=9)
+    data = small_data(agreement)
+    with TensorFederation(
+        agreement, data, method=Method.LOCAL, state=tmp_path, on_completed=pass_round
+    ) as federation:
+        federation.run()
+    # Checkpoints end at 16.1, 33.1 and 65.2 seconds, and the next ones are due at 26.1, 63.1 and 75.2.
+    assert saved == [2, 4, 8]
+    with TensorFederation(agreement, data, method=Method.LOCAL, state=tmp_path) as federation:
+        assert federation.pool.completed == 8
