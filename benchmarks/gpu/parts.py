@@ -18,7 +18,7 @@ import click
 import torch
 
 from agreement.registry.protections import PROTECTIONS
-from benchmarks.gpu.equality import Comparison
+from benchmarks.gpu.equality import Comparison, raise_logged_errors
 from benchmarks.gpu.paths import (
     ENGINES,
     compare_deep_networks,
@@ -77,8 +77,9 @@ def measure_rounds(device: str) -> Iterator[RoundShare]:
         workload = replace(WORKLOADS[name], sites=20, batch=batch, steps=300 // batch)
         if device == "cpu":
             workload = replace(workload, sites=3, batch=5, steps=2)
-        for engine in ENGINES:
-            yield measure_round(workload, method, engine, device)
+        with raise_logged_errors():
+            for engine in ENGINES:
+                yield measure_round(workload, method, engine, device)
 
 
 PARTS: dict[str, Part] = {
