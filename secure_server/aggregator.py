@@ -111,5 +111,6 @@ def encode_outcome(outcome: Outcome) -> EncodedOutcome:
 
 def _encode_by_site(payloads: Mapping[str, Payload]) -> dict[str, bytes]:
     """Encode payloads by site. A payload that several sites share, of megabytes, is encoded once."""
-    contents = {id(payload): codec.encode_payload(payload) for payload in payloads.values()}
+    shared = {id(payload): payload for payload in payloads.values()}
+    contents = {number: codec.encode_payload(payload) for number, payload in shared.items()}
     return {site: contents[id(payload)] for site, payload in payloads.items()}
