@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -146,8 +147,12 @@ def test_run_contestant_beyond_the_limit_leaves_no_process_and_no_weights(tmp_pa
 
 
 def test_run_contestant_interrupted_leaves_no_process(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        run_script(ORPHAN + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)", tmp_path)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_script(ORPHAN + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)", tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not find_processes(tmp_path)
 
 

@@ -96,10 +96,10 @@ class Steps:
     def watch(self) -> None:
         """Have the ledger's calls of the system counted, in :mod:`protoseal_files.append_only_file` and below it."""
         system = SimpleNamespace(**{**vars(os), **{name: self._counted(getattr(os, name)) for name in STEPS}})
-        sync = sync_folder
-        counted = FunctionType(
-            sync.__code__, {**sync.__globals__, "os": system}
-        )  # the journal's stay uncounted
+        # Copies of the functions, so that the journal's calls stay uncounted.
+        names = {**sync_folder.__globals__, "os": system}
+        names["_sync"] = FunctionType(names["_sync"].__code__, names)
+        counted = FunctionType(sync_folder.__code__, names)
         append_only_file.__dict__.update(os=system)
         ledger_module.__dict__.update(sync_folder=counted)
 
