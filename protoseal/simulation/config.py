@@ -185,7 +185,7 @@ class SimulationConfig(RunSettings):
     def _check_precision_is_of_batches(self) -> Self:
         if self.precision == "bf16" and self.batched == "never":
             raise ValueError(
-                'precision = "bf16" is for sites that train in one batch: leave batched out, or precision'
+                'precision = "bf16" is for sites in one program: leave batched out, or precision'
             )
         return self
 
