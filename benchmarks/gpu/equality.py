@@ -228,10 +228,7 @@ def raise_logged_errors() -> Iterator[None]:
 
     A site contains its errors, and sites whose program raises train one by one. Steps that cannot be captured as a CUDA
     graph are taken without one, with a warning. Each hides the path that is to be compared.
-
-    Steps can be captured again inside the ``with`` block, though earlier ones of this process could not.
     """
-    graphs.GraphedSteps._fails = False
     records: list[logging.LogRecord] = []
     handler = _Errors(records)
     logging.getLogger().addHandler(handler)

@@ -136,9 +136,8 @@ def _product(jobs: Sequence[Job], device: torch.device, precision: Precision) ->
         )
         for epochs in (1, EPOCHS)
     ]
-    for call in (
-        calls * 3
-    ):  # a graph is captured at the third step of its shape, and a last batch comes once an epoch
+    # A graph is captured at the third step of its shape, and a last batch comes once an epoch.
+    for call in calls * 3:
         call()
     short, long = (_timer(call, device, 1) for call in calls)
     return short, long

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -30,16 +30,21 @@ def capture(function: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGr
     return graph
 
 
+class Captures:
+    """Captures of one run's programs: once one failed, no further one is tried, as torch would keep unused memory."""
+
+    failed = False
+
+
 class GraphedSteps:
     """A program's steps, captured once for each number of sites and their lengths of batches, and then replayed.
 
-    A graph computes with the tensors that were there at its capture, so that inputs are copied to these. If a step
-    cannot be captured, which is logged, no further one of any program is captured: torch would keep unused memory.
+    A graph computes with the tensors that were there at its capture, so that inputs are copied to these. A step
+    that cannot be captured, which is logged, is taken without a graph.
     """
 
-    _fails: ClassVar[bool] = False
-
-    def __init__(self) -> None:
+    def __init__(self, captures: Captures) -> None:
+        self._captures = captures
         self._captured: dict[object, tuple[StackedBatch, torch.cuda.CUDAGraph]] = {}
         self._taken: Counter[object] = Counter()
         self._pool: Any = None
@@ -62,7 +67,7 @@ class GraphedSteps:
 
     def _capture(self, step: Callable[[StackedBatch], None], batch: StackedBatch, shape: object) -> bool:
         """Capture a step of this shape; return False if none can be captured."""
-        if GraphedSteps._fails:
+        if self._captures.failed:
             return False
         batch = replace(batch, inputs=batch.inputs.clone(), labels=batch.labels.clone())
         torch.cuda.empty_cache()  # as a capture does at its start, so that the difference is the graph's own
@@ -73,7 +78,7 @@ class GraphedSteps:
             raise
         except RuntimeError as error:
             _log.warning("steps are taken without CUDA graphs, since one could not be captured: %s", error)
-            GraphedSteps._fails = True
+            self._captures.failed = True
             return False
         self._pool = graph.pool()
         self._captured[shape] = batch, graph

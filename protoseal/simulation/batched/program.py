@@ -20,7 +20,7 @@ from algorithms.losses import Outputs, Terms
 from algorithms.prototypes import Guide
 from protoseal.simulation.batched.feed import Feed, StackedBatch
 from protoseal.simulation.batched.flat_models import CannotStack
-from protoseal.simulation.batched.graphs import GraphedSteps
+from protoseal.simulation.batched.graphs import Captures, GraphedSteps
 from protoseal.simulation.batched.layers import Draws, index_sites
 from protoseal.simulation.batched.network import Stack
 from protoseal.simulation.batched.optimisers import build_stacked_optimiser
@@ -35,11 +35,11 @@ class Program:
     """Training of S sites, which can be repeated with the jobs of later rounds.
 
     Its tensors stay where they are from round to round, and a step is a function of them alone, which a GPU can replay
-    as a graph: with ``graphed`` it does.
+    as a graph: with ``captures`` it does.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], *, precision: torch.dtype | None = None, graphed: bool = False
+        self, jobs: Sequence[Job], *, precision: torch.dtype | None = None, captures: Captures | None = None
     ) -> None:
         """Stack the jobs; raise :class:`CannotStack` for a network or a source that does not allow it."""
         first = jobs[0]
@@ -63,7 +63,7 @@ class Program:
         self._batch_size = first.schedule.batch_size
         self._ends: set[tuple[int, ...]] = set()
         # A graph would not draw from the sites' own generators.
-        self._graphs = GraphedSteps() if graphed and not self._stack.is_random else None
+        self._graphs = None if captures is None or self._stack.is_random else GraphedSteps(captures)
         if self._graphs is not None:
             self._optimiser.lr = torch.tensor(first.schedule.lr, device=first.device)
         kept = [*values.values(), *values.values(), *self._optimiser.tensors()]  # values and gradients
@@ -88,10 +88,9 @@ class Program:
         self._ends.add(feed.ends)
         orders = [torch.Generator().manual_seed(job.seed) for job in jobs]
         # On a CPU a site's masks follow its orders in one stream, as in the one-by-one loop.
-        on_cpu = jobs[0].device.type == "cpu"
-        self._masks = (
-            orders if on_cpu else [torch.Generator(job.device).manual_seed(job.seed) for job in jobs]
-        )
+        self._masks = orders
+        if self._device.type != "cpu":
+            self._masks = [torch.Generator(self._device).manual_seed(job.seed) for job in jobs]
         augmenting = [job.augmentation.generator(job.seed) for job in jobs if job.augmentation is not None]
         self._channels_last = _has_channels_last(jobs[0])
         losses = []
@@ -138,10 +137,8 @@ class Program:
         if more:  # rows of sites that stand still
             lengths = (*batch.lengths, *batch.lengths[:1] * more)
             batch = replace(batch, sites=range(len(batch.inputs)), lengths=lengths)
-        # Where other sites take part in each round, a graph of their last batches would hardly be used again. A step of
-        # other sites than neighbours copies their numbers, and those copies to new places.
-        comes_again = min(batch.lengths) == self._batch_size or self._ends_come_again
-        if self._graphs is not None and isinstance(batch.sites, range) and comes_again:
+        # A step of other sites than neighbours copies their numbers, and those copies to new places.
+        if self._graphs is not None and isinstance(batch.sites, range) and self._come_again(batch.lengths):
             self._graphs(self.step, batch)
         else:
             self.step(batch)
@@ -190,6 +187,10 @@ class Program:
 
         return Terms(*torch.vmap(site_terms, in_dims=0)(given, group.choose(labels), guides))
 
+    def _come_again(self, lengths: tuple[int, ...]) -> bool:
+        """Return False for last batches of new lengths, which hardly recur if other sites take part in each round."""
+        return min(lengths) == self._batch_size or self._ends_come_again
+
     def _groups(self, sites: Sequence[int], lengths: tuple[int, ...]) -> list[_Group]:
         """Return the sites with equally many samples, for which the objective is one computation."""
         groups = self._grouped.get((sites, lengths))
@@ -202,7 +203,8 @@ class Program:
                     continue
                 numbers = copy_to(self._device, torch.tensor([sites[place] for place in places]))
                 groups.append(_Group(length, numbers, copy_to(self._device, torch.tensor(places))))
-            self._grouped[sites, lengths] = groups
+            if self._come_again(lengths):
+                self._grouped[sites, lengths] = groups
         return groups
 
     def _stack_anchors(self, jobs: Sequence[Job]) -> dict[str, Tensor]:

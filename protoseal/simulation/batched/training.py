@@ -27,6 +27,7 @@ from algorithms.losses import Outputs, Terms
 from algorithms.prototypes import Guide
 from protoseal.simulation.batched.feed import batches_of_job
 from protoseal.simulation.batched.flat_models import CannotStack
+from protoseal.simulation.batched.graphs import Captures
 from protoseal.simulation.batched.network import signature
 from protoseal.simulation.batched.program import Program, guide_tensors
 from secure_client.data import SiteData
@@ -96,10 +97,12 @@ def allow_tf32(precision: Precision) -> Iterator[None]:
 class KeptPrograms:
     """Programs on a CUDA device that are used again, since graphs take time to capture.
 
-    The least recently used ones are dropped when all together take more than half of the device's memory.
+    The least recently used ones are dropped when all together take more than half of the device's memory. Where those
+    of one round take more, each is therefore dropped before it is needed again, and its graphs are captured anew.
     """
 
     def __init__(self) -> None:
+        self._captures = Captures()
         self._programs: dict[object, Program] = {}
         self._streams: dict[torch.device, list[torch.cuda.Stream]] = {}
 
@@ -114,7 +117,8 @@ class KeptPrograms:
     def program(self, key: object, jobs: Sequence[Job], precision: Precision) -> Program:
         """Return the program of this key, or a new one of the jobs; raise :class:`CannotStack` for these."""
         # Taken out and put in again, since the first one in the dictionary is the next to be dropped.
-        program = self._programs.pop(key, None) or Program(jobs, precision=precision.dtype, graphed=True)
+        kind, captures = precision.dtype, self._captures
+        program = self._programs.pop(key, None) or Program(jobs, precision=kind, captures=captures)
         self._programs[key] = program
         most = usable_memory(jobs[0].device)
         while len(self._programs) > 1 and sum(kept.bytes for kept in self._programs.values()) > most:

@@ -25,6 +25,7 @@ from algorithms.losses import Outputs, Terms
 from protoseal.simulation.batched import graphs, network, program, training
 from protoseal.simulation.batched.feed import Feed, StackedBatch, batches_of_job
 from protoseal.simulation.batched.flat_models import CannotStack, FlatModels
+from protoseal.simulation.batched.graphs import Captures
 from protoseal.simulation.batched.layers import Draws, StackedDropout
 from protoseal.simulation.batched.network import Stack
 from protoseal.simulation.batched.program import Program
@@ -323,7 +324,7 @@ def run_plainly(jobs: list[Job]) -> None:
 def run_graphed(jobs: list[Job], rounds: int = 1) -> list[dict[str, Tensor]]:
     """Train the jobs by one program, in rounds that begin with the same models; return the models' last states."""
     begun = states(jobs)
-    trained = Program(jobs, graphed=True)
+    trained = Program(jobs, captures=Captures())
     for _ in range(rounds):
         for job, state in zip(jobs, begun, strict=True):
             job.model.load_state_dict(state)
@@ -357,18 +358,23 @@ def test_replayed_steps_train_as_others(
 def test_steps_that_cannot_be_captured_are_taken_one_by_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A failed capture keeps memory, so that no other program of the run tries one; another run does."""
+
     def fail(*_: object) -> None:
         raise RuntimeError("no graph here")
 
     monkeypatch.setattr(graphs, "capture", fail)
-    monkeypatch.setattr(graphs.GraphedSteps, "_fails", False)
     jobs = jobs_of(model_of(), schedule=EXACT, sizes=(9, 9))
-    others = copies(jobs)
+    others, kept = copies(jobs), training.KeptPrograms()
     run_plainly(others)
-    with caplog.at_level(logging.WARNING, "protoseal.simulation"):
-        torch.testing.assert_close(run_graphed(jobs), states(others), rtol=1e-12, atol=1e-12)
-        run_graphed(jobs)
-    assert len(caplog.records) == 1  # a failed capture keeps memory, so that no other program tries one
+    for key, programs, warnings in ((1, kept, 1), (2, kept, 1), (1, training.KeptPrograms(), 2)):
+        alike = copies(jobs)
+        with caplog.at_level(logging.WARNING, "protoseal.simulation"):
+            trained = programs.program(key, alike, Precision.FLOAT32)
+            trained.run(alike)
+            trained.finish(alike)
+        torch.testing.assert_close(states(alike), states(others), rtol=1e-12, atol=1e-12)
+        assert len(caplog.records) == warnings
 
 
 class Lane:
@@ -427,11 +433,12 @@ def test_last_batches_are_captured_only_if_they_come_again(monkeypatch: pytest.M
     trained = None
     for sizes in ((9, 6), (10, 7), (11, 5), (9, 6)):
         jobs = jobs_of(model_of(), schedule=EXACT, sizes=sizes)
-        trained = trained or Program(jobs, graphed=True)
+        trained = trained or Program(jobs, captures=Captures())
         trained.run(jobs)
         trained.finish(jobs)
-        counts.append(StandIn.captured)
-    assert counts == [2, 2, 2, 3]  # full batches of one and of two sites, then the last ones
+        counts.append((StandIn.captured, len(trained._grouped)))  # memory of no others either
+    # Full batches of one and of two sites, then the last ones.
+    assert counts == [(2, 2), (2, 2), (2, 2), (3, 3)]
 
 
 @pytest.mark.usefixtures("lanes")
@@ -453,7 +460,7 @@ def test_program_without_references_is_freed_at_once(monkeypatch: pytest.MonkeyP
     """The collector of cycles does not know how much of a GPU's memory it would free."""
     monkeypatch.setattr(graphs, "capture", lambda *_: Mock())
     jobs = jobs_of(model_of(), schedule=EXACT, sizes=(9, 9))
-    trained = Program(jobs, graphed=True)
+    trained = Program(jobs, captures=Captures())
     trained.run(jobs)
     reference, source = weakref.ref(trained), weakref.ref(jobs[0].source)
     gc.disable()
