@@ -187,11 +187,13 @@ class ModelRows:
     def _are_within_bounds(self, sites: Sequence[str]) -> list[bool]:
         """Return for each site True if no number of its averaged part is beyond its bound, waiting for a GPU once."""
         values = self._flat.values
-        largest = torch.stack([_largest(values[:, columns]) for columns, _ in self._bounds]).tolist()
         rows = [self._places[site][0][1] for site in sites]
+        # One by one where others' rows would be read for nothing: copying rows takes longer than reading them.
+        parts = [values] if rows == list(range(len(values))) else [values[row : row + 1] for row in rows]
+        largest = [torch.cat([_largest(part[:, columns]) for part in parts]) for columns, _ in self._bounds]
         return [
-            all(part[row] <= bound for part, (_, bound) in zip(largest, self._bounds, strict=True))
-            for row in rows
+            all(number <= bound for number, (_, bound) in zip(numbers, self._bounds, strict=True))
+            for numbers in torch.stack(largest, dim=1).tolist()
         ]
 
     def _rows(self, sites: Sequence[str]) -> Tensor:
