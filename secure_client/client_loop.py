@@ -73,7 +73,7 @@ def take_part(
         try:
             session.end()
         except Exception as failure:
-            _log.error("the secrets of the last attempt could not be erased: %s", failure)
+            _log.error("secrets, or values of earlier rounds, could not be erased: %s", failure)
         try:
             transport.leave()
         except SiteError as failure:

@@ -171,13 +171,13 @@ class Session:
         """
         with self._journal.transaction():
             self._exchange.end()
-            self._forget_earlier_rounds()
+        self._forget_earlier_rounds()
 
     def finish(self) -> None:
         """Finish the run: erase every secret of the run at this site, and the values sent in earlier rounds."""
         with self._journal.transaction():
             self._setup.finish()
-            self._forget_earlier_rounds()
+        self._forget_earlier_rounds()
 
     def check_size(self, work: Work) -> None:
         """Raise :class:`Violation` for a request larger than its phase can need, before it is downloaded."""
@@ -291,7 +291,9 @@ class Session:
 
     def _forget_earlier_rounds(self) -> None:
         begun = self._journal.latest(Phase.PRESENCE)
-        self._journal.forget_contents(0 if begun is None else begun.round)
+        # Apart from the secrets: this writes as much as it drops, which a full disk may refuse.
+        with self._journal.transaction(truncates=True):
+            self._journal.forget_contents(0 if begun is None else begun.round)
 
     @contextmanager
     def _timing(self, part: str) -> Iterator[None]:

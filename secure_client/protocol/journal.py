@@ -132,12 +132,15 @@ class Journal(DatabaseOwner):
         self._db.execute("INSERT INTO identity VALUES (?, ?, ?, ?)", identity)
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Commit all writes of the ``with`` block, or none if an exception ends the block."""
+    def transaction(self, *, truncates: bool = False) -> Iterator[None]:
+        """Commit all writes of the ``with`` block, or none if an exception ends the block.
+
+        With ``truncates``, as after an erased secret, neither the file nor its log then has what the block deleted.
+        """
         with transaction(self._db):
             yield
-        # The write-ahead log still has the pages of an erased secret until it is truncated.
-        if self._forgot:
+        # Until the write-ahead log is truncated, the log or the file still has the pages of what was erased.
+        if self._forgot or truncates:
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             self._forgot = False
 

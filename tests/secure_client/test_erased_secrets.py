@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from protoseal_wire.messages import Finished, JoinReply, JoinRequest, Phase, PhaseKey, Stopped, Task, Work
 from secure_client.client_loop import step, take_part
 from secure_client.errors import Unreachable, Violation
+from secure_client.protocol.journal import Journal
 from secure_client.session import Session
 from tests.secure_client.conftest import OpenSites
 from tests.secure_client.exchanges.test_session_masked_sum import secrets_kept
@@ -115,9 +117,25 @@ def test_end_after_presence_forgets_the_values_of_earlier_rounds(open_sites: Ope
     play.play_round(*EVERYONE)
     play.presence(A, round_number=2)
     sent = PhaseKey(play.agreement.run, 1, 1, Phase.VALUES)
-    assert play.site(A).journal.stored_answer(sent)
+    values = play.site(A).journal.stored_answer(sent)
+    assert values is not None
+    assert found_in_files(play, [values[-64:]]) == 1
     step(play.site(A).session, OneTask(task))
     assert play.site(A).journal.stored_answer(sent) == b""
+    assert found_in_files(play, [values[-64:]]) == 0
+
+
+@pytest.mark.parametrize("task", [Finished(2), Stopped("too few sites")])
+def test_end_on_a_disk_that_refuses_to_drop_values_erases_the_secrets(
+    play: ScriptedSums, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(journal: Journal, before_round: int) -> None:
+        raise sqlite3.OperationalError(f"{journal}: no space to drop what precedes round {before_round}")
+
+    monkeypatch.setattr(Journal, "forget_contents", refuse)
+    with pytest.raises(sqlite3.OperationalError, match="no space"):
+        take_part(play.site(A).session, OneTask(task))
+    assert secrets_kept(play, A) == set()
 
 
 def test_stopped_run_resumes_with_another_attempt(play: ScriptedSums) -> None:
@@ -164,7 +182,7 @@ def test_leaving_with_a_failed_erasure_raises_the_first_error(
     ):
         take_part(play.site(A).session, transport)
     assert transport.left
-    assert "secrets of the last attempt could not be erased: disk full" in caplog.text
+    assert "secrets, or values of earlier rounds, could not be erased: disk full" in caplog.text
 
 
 def test_unreachable_coordinator_keeps_the_secrets(play: ScriptedSums) -> None:

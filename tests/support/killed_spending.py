@@ -281,8 +281,8 @@ def _step(module: str, owner: str, name: str, steps: Steps, what: str) -> None:
 def _commit(steps: Steps) -> None:
     def wrapper(method: Callable[..., Any]) -> Callable[..., Any]:
         @contextmanager
-        def transaction(*args: Any) -> Iterator[None]:
-            with method(*args):
+        def transaction(*args: Any, **named: Any) -> Iterator[None]:
+            with method(*args, **named):
                 yield
                 steps.before("commit")
 
