@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import OutOfMemoryError
 from torch.utils.data import Dataset
 
 from agreement import CONTROLS, Agreement, ConfigError, Method
@@ -159,20 +160,20 @@ def _run_seeds(methods: Sequence[Method], seeds: list[SeedRuns]) -> list[RunResu
 def _run_method(method: Method, seeds: list[SeedRuns]) -> None:
     """Run a method for some seeds, or resume its runs, and write their records; remove seeds as :func:`_run_seeds`."""
     with ExitStack() as stack:
-        for runs in seeds:
-            stack.enter_context(runs.claim(method))
         federations: list[tuple[SeedRuns, TensorFederation | LocalFederation]] = []
-        for runs in [runs for runs in seeds if method not in runs.ended_runs]:
+        for index, runs in enumerate(seeds):
             try:
-                federation = runs.open(method)
-            except RUN_ERRORS:
-                if runs is seeds[0]:
+                stack.enter_context(runs.claim(method))
+                if method not in runs.ended_runs:
+                    federation = runs.open(method)
+                    stack.enter_context(federation)
+                    federations.append((runs, federation))
+            except (*RUN_ERRORS, OutOfMemoryError):
+                if index == 0:
                     raise
                 # The seeds before it run; then it is the first, and the error is raised.
-                del seeds[seeds.index(runs) :]
+                del seeds[index:]
                 break
-            stack.enter_context(federation)
-            federations.append((runs, federation))
         if not federations:
             return
         training = federations[0][0].training

@@ -20,13 +20,12 @@ from protoseal.simulation.batched import training as batched
 from protoseal.simulation.batched.training import Batching, runs_at_once
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import CompletedRound, EndedRun, SeedRuns, Watcher, simulate
-from protoseal.simulation.run_folder import STATE, RunFolder, SavedRun
+from protoseal.simulation.run_folder import STATE, OtherSimulation, RunFolder, SavedRun
 from protoseal.simulation.site_pool import SiteTraining
 from protoseal.simulation.tensors.checkpoint import Checkpoints
 from protoseal.simulation.tensors.federation import TensorFederation
 from protoseal.simulation.tensors.lockstep import run_in_lockstep
 from secure_client.checkpoints.predictor import Predictor
-from secure_client.errors import DataError
 from tests.protoseal.simulation.tensors.engines import (
     Run,
     check_equal,
@@ -134,20 +133,28 @@ def test_seeds_in_lockstep_equal_seeds_one_after_the_other(
     check_same(out, tmp_path / "alone")
 
 
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("open", torch.OutOfMemoryError("others use the GPU")),
+        ("claim", OtherSimulation("another process has this run")),
+    ],
+    ids=["memory", "lock"],
+)
 def test_refused_seed_in_lockstep_spares_those_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
 ) -> None:
-    load = experiment.load_scene
+    call = getattr(SeedRuns, name)
 
-    def load_but_last(config: SimulationConfig, seed: int, *arguments: Any) -> experiment.Scene:
-        if seed == SEEDS[-1]:
-            raise DataError("too few samples")
-        return load(config, seed, *arguments)
+    def call_but_last(runs: SeedRuns, method: Method) -> Any:
+        if runs._seed == SEEDS[-1]:
+            raise error
+        return call(runs, method)
 
-    monkeypatch.setattr(experiment, "load_scene", load_but_last)
+    monkeypatch.setattr(SeedRuns, name, call_but_last)
     monkeypatch.setattr(SeedRuns, "seeds_at_once", len(SEEDS))
     config = config_for(tmp_path / "out", compare=("local",), early_stopping=None)
-    with pytest.raises(DataError):
+    with pytest.raises(type(error)):
         simulate(config)
     folder = RunFolder(config)
     records = {seed: [folder.record(seed, method).exists() for method in config.methods] for seed in SEEDS}
