@@ -165,8 +165,7 @@ def _run_method(method: Method, seeds: list[SeedRuns]) -> None:
             try:
                 stack.enter_context(runs.claim(method))
                 if method not in runs.ended_runs:
-                    federation = runs.open(method)
-                    stack.enter_context(federation)
+                    stack.enter_context(federation := runs.open(method))
                     federations.append((runs, federation))
             except (*RUN_ERRORS, OutOfMemoryError):
                 if index == 0:
@@ -312,7 +311,8 @@ class SeedRuns:
     def ended_runs(self) -> dict[Method, SavedRun]:
         """Runs that had ended before this start, all read before another begins, since any may be refused."""
         paths = {method: self._folder.record(self._seed, method) for method in self._config.methods}
-        ended = {method: SavedRun.read(path) for method, path in paths.items() if path.exists()}
+        # Listed: a client of NFS remembers for a minute that it has looked for a name in vain.
+        ended = {name: SavedRun.read(path) for name, path in paths.items() if path in path.parent.glob("*")}
         for method, run in ended.items():
             self._folder.check_settings(paths[method], run.agreement)
         return ended
@@ -370,8 +370,7 @@ class SeedRuns:
             yield
             return
         with self._folder.claim_run(self._seed, method):
-            path = self._folder.record(self._seed, method)
-            if path.exists():
+            if (path := self._folder.record(self._seed, method)).exists():
                 self.ended_runs[method] = SavedRun.read(path)
             yield
 

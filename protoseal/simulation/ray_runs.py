@@ -46,7 +46,7 @@ from protoseal.simulation.experiment import (
     divide_data,
     run_method,
 )
-from protoseal.simulation.run_folder import RUN_ERRORS, STATE, RunFolder
+from protoseal.simulation.run_folder import PROBE, RUN_ERRORS, STATE, RunFolder
 from protoseal.simulation.site_datasets import DividedData
 from protoseal.simulation.sweep import SweepStopped
 from protoseal.simulation.tensorboard import Scalars
@@ -57,7 +57,6 @@ MAX_RETRIES = 10
 """Most times that a task is started again after the loss of its process or machine."""
 TASK_ERRORS = (*RUN_ERRORS, OSError, sqlite3.Error, torch.OutOfMemoryError)
 """Errors that end one task: another machine may have a smaller disk, or a GPU that others use."""
-_PROBE = "probe"
 
 
 class RayRunsFailed(UserError):
@@ -103,7 +102,7 @@ class TaskConfig:
     def load_beside_folder(self) -> SimulationConfig:
         """Return the configuration; raise :class:`FolderNotShared` on a machine without the simulation's folder."""
         config = self.load()
-        probe = config.out / STATE / _PROBE
+        probe = config.out / STATE / PROBE
         if not probe.is_file() or probe.read_text(encoding="ascii") != self.token:
             raise FolderNotShared(
                 f"{os.uname().nodename} does not see the files of {config.out}: give an --out on storage that all "
@@ -230,7 +229,7 @@ class RayRuns:
 
     def _task_config(self, config: SimulationConfig) -> TaskConfig:
         token = secrets.token_hex(16)
-        (config.out / STATE / _PROBE).write_text(token, encoding="ascii")
+        (config.out / STATE / PROBE).write_text(token, encoding="ascii")
         # Every run would start a process for each core of its machine.
         config = config.model_copy(update={"workers": config.workers or max(1, int(self._resources.cpus))})
         table = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -289,7 +288,10 @@ def _run(
     """Run one method on one seed's data; return the error, or None."""
     _end_by_sigterm()
     if 0.0 < gpus < 1.0:
-        share_gpu(gpus)
+        try:
+            share_gpu(gpus)
+        except RuntimeError as error:  # others fill its memory, or one of them has it alone
+            return f"the GPU cannot be used: {error}"
     if isinstance(divided, str):
         return divided
     torch.set_num_threads(threads)

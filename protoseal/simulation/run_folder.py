@@ -45,7 +45,7 @@ from secure_client.output.site_log import SITE_LOG, SiteLog
 from secure_server.errors import CoordinatorError
 from secure_server.round_log import CoordinatorRound
 
-CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
+CLAIM, STATE, RUNS, COMPARED, PROBE = "simulation.json", ".state", "runs", "compared", "probe"
 _LOCK, _DATA, _BEGUN = "lock", "data", "begun"
 LOCK_SECONDS = 180.0
 """Longest wait for the lock of one run: a file server keeps a lost machine's locks for a lease, on NFS often 90 s."""
@@ -250,6 +250,8 @@ class RunFolder:
         Raises :class:`OtherSimulation` if a task of an earlier start on Ray still has a run: it would write its files
         among the new ones.
         """
+        # Before the locks: a task of that start that begins later is refused.
+        (self._out / STATE / PROBE).unlink(missing_ok=True)
         with ExitStack() as stack:
             for path in (self._out / STATE).glob(f"seed-*/*.{_LOCK}"):
                 stack.enter_context(lock_folder(self._out, str(path.relative_to(self._out))))

@@ -36,7 +36,7 @@ from protoseal.simulation.ray_runs import (
     TaskConfig,
     start_ray_runs,
 )
-from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation, RunFolder, lock_folder
+from protoseal.simulation.run_folder import CLAIM, PROBE, RUNS, STATE, OtherSimulation, RunFolder, lock_folder
 from secure_client.error_containment import run_or_fallback
 from tests.support import ray_model
 from tests.support.simulations import DIGITS, config_in
@@ -70,8 +70,8 @@ def test_task_without_the_commands_folder_is_refused(tmp_path: Path, content: st
     config = config_for(tmp_path / "out")
     table = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
     if content is not None:
-        (config.out / ".state").mkdir(parents=True)
-        (config.out / ".state" / "probe").write_text(content, encoding="ascii")
+        (config.out / STATE).mkdir(parents=True)
+        (config.out / STATE / PROBE).write_text(content, encoding="ascii")
     task = TaskConfig(table, str(tmp_path), "token")
     assert task.load() == config
     with pytest.raises(FolderNotShared, match="--out"):
@@ -176,7 +176,9 @@ def test_claim_folder_fresh_beside_a_task_of_an_earlier_start_deletes_nothing(tm
         with pytest.raises(OtherSimulation), claim_folder(config, fresh=True):
             pass
         assert before <= {*config.out.rglob("*")}
+    (config.out / STATE / PROBE).write_text("token of the earlier start", encoding="ascii")
     with claim_folder(config, fresh=True):
+        assert not (config.out / STATE / PROBE).exists()  # a task that begins later is refused
         assert not RunFolder(config).record(0, config.method).exists()
         assert [path.name for path in (config.out / STATE / "seed-0").iterdir()] == ["local.lock"]
 
@@ -384,6 +386,34 @@ def test_start_ray_runs_on_a_part_of_a_gpu_takes_its_share(
     monkeypatch.setitem(sys.modules, "ray", InlineRay())
     with start_ray_runs([config_for(tmp_path / "out")], CLUSTER, gpus=gpus):
         assert set(shares) == ({gpus} if gpus == 0.25 else set())
+
+
+def test_start_ray_runs_gpu_that_cannot_be_used_fails_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: float) -> None:
+        raise RuntimeError("all devices are busy")
+
+    config = config_for(tmp_path / "out")
+    monkeypatch.setattr(ray_runs, "share_gpu", refuse)
+    monkeypatch.setitem(sys.modules, "ray", InlineRay())
+    with (
+        start_ray_runs([config], CLUSTER, gpus=0.25) as runs,
+        pytest.raises(RayRunsFailed, match=r"seed 0, local: .*are busy"),
+    ):
+        runs.wait(config)
+
+
+def test_start_ray_runs_record_that_was_looked_up_in_vain_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of NFS answers from memory that a file does not exist which another machine has written since."""
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path.parent.name != RUNS and exists(path))
+    config = config_for(tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "ray", InlineRay())
+    with start_ray_runs([config], CLUSTER) as runs:
+        runs.wait(config)
 
 
 def test_start_ray_runs_lost_task_fails_in_rays_words(
